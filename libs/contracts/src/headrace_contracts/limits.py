@@ -1,0 +1,20 @@
+"""Limits that both sides of the wire rely on."""
+
+from __future__ import annotations
+
+from typing import Final
+
+WIRE_VERSION: Final = 1
+"""Version of every record in ``queue.proto``."""
+MAX_CHOICES: Final = 128
+"""Largest ``n``."""
+MAX_TOP_LOGPROBS: Final = 20
+MAX_LOGIT_BIAS: Final = 1024
+"""Entries of one request's ``logit_bias``."""
+MAX_STOP_TOKEN_IDS: Final = 64
+INLINE_RECORD_BYTES: Final = 32 * 1024
+"""A larger record goes to ``hr:{id}:body``, by reference."""
+LOG_EVERY_TOKENS: Final = 16
+"""Steps of a request between two appends to its resume log."""
+LOG_EVERY_S: Final = 0.25
+"""Longest time a delivered token stays out of the resume log."""

@@ -1,0 +1,1 @@
+"""What every Headrace service needs: settings, logs, metrics, traces, lifecycle."""

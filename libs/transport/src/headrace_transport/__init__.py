@@ -1,0 +1,1 @@
+"""Headrace's wire: Redis streams, leases, frames, resume logs."""

@@ -1,0 +1,299 @@
+"""The wire as its users see it: two protocols, one for each end.
+
+``redis`` (``headrace_transport.connection``) and ``memory`` (``headrace_transport.memory``)
+implement both, and one suite in ``tests/shared`` runs against each.
+
+All methods are coroutines of one event loop. Each raises ``TransportUnavailable`` when the
+server cannot be reached within the configured time; nothing is retried silently except
+what is idempotent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NewType, Protocol
+
+from headrace_contracts.codes import FinishReason
+from headrace_contracts.pb.queue_pb2 import (
+    CancelMark,
+    Control,
+    Fence,
+    Frame,
+    LogEntry,
+    ModelCard,
+    RequestRecord,
+    Usage,
+)
+
+FrameId = NewType("FrameId", str)
+"""Id of an entry of an out stream, ``<ms>-<n>``; ``FIRST_FRAME`` is before all of them."""
+
+FIRST_FRAME = FrameId("0-0")
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A record that was accepted into its queue."""
+
+    depth: int
+    """Queued requests of the model, this one included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who runs a request, and until when."""
+
+    owner: str
+    """Engine process."""
+    attempt: int
+    expires_ms: int
+    gateway: str
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestState:
+    """Copy of a request's state, for reading."""
+
+    status: Literal["queued", "running", "finished"]
+    model: str
+    tenant: str
+    key_id: str
+    n: int
+    attempt: int
+    created_ms: int
+    finish: FinishReason | None
+    usage: Usage | None
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine process says of itself."""
+
+    process: str
+    """Name and boot nonce."""
+    model: str
+    state: Literal["loading", "ready", "draining"]
+    running: int
+    waiting: int
+    free_blocks: int
+    total_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A request this engine now runs.
+
+    ``delivered`` holds, per choice, what earlier attempts delivered: log and frames before the
+    fence. It is empty for a first attempt. ``ended`` holds the terminal rows found there.
+    """
+
+    record: RequestRecord
+    attempt: int
+    crashes: int
+    """Leases of this request that expired."""
+    delivered: Sequence[Sequence[int]]
+    ended: Mapping[int, LogEntry]
+    cancel: CancelMark | None
+    """A mark that was set before the claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """What a renewal found."""
+
+    lost: Sequence[str]
+    """Ids whose lease is no longer ours at that attempt: drop them at once, silently."""
+    cancelled: Mapping[str, CancelMark]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What ``finish`` did."""
+
+    ours: bool
+    """False: the lease was lost before; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """What ``append_log`` did."""
+
+    ours: bool
+    lengths: Sequence[int]
+    """Generated tokens per choice that the log now holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutEntry:
+    """One entry of an out stream."""
+
+    id: FrameId
+    item: Frame | Fence
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A stored API key; its secret is kept as an HMAC only."""
+
+    public_id: str
+    digest: bytes
+    """HMAC-SHA256 of the secret under the deployment's pepper."""
+    name: str
+    tenant: str
+    scopes: frozenset[str]
+    models: frozenset[str]
+    """Empty: every model."""
+    created_ms: int
+    expires_ms: int | None
+    revoked_ms: int | None
+    band: int
+    max_concurrency: int | None = None
+
+
+class GatewayWire(Protocol):
+    """The gateway's end."""
+
+    # requests
+    async def submit(self, record: RequestRecord, *, max_queued: int) -> Queued:
+        """Queues a record, once: the same id again is a no-op while it is queued or leased.
+
+        Raises ``QueueFull`` (with depth, limit) and ``RequestConflict`` for an id that already finished.
+        """
+        ...
+
+    async def cancel(self, model: str, request: str, mark: CancelMark) -> bool:
+        """Marks, then nudges the owner. False: the request is unknown or has ended.
+
+        A queued request that is cancelled leaves the queue's depth at once; its FINISH is
+        the caller's to tell, and ``state`` says finished.
+        """
+        ...
+
+    async def attach(self, request: str, gateway: str, slot: int, first: int) -> Lease | None:
+        """Sends the rest of a running request to another gateway. None: nobody runs it (queued or finished)."""
+        ...
+
+    async def request_state(self, request: str) -> RequestState | None: ...
+
+    async def read_log(self, request: str, after: str = "0-0") -> Sequence[tuple[str, LogEntry]]:
+        """Entries of the resume log after an entry id."""
+        ...
+
+    async def queue_depth(self, model: str) -> int: ...
+
+    # results
+    async def read_out(self, gateway: str, after: FrameId, *, block_ms: int) -> Sequence[OutEntry]:
+        """Entries after an explicit id, on a connection of its own; empty after ``block_ms``."""
+        ...
+
+    async def trim_out(self, gateway: str, below: FrameId) -> None: ...
+
+    # models
+    async def cards(self) -> Sequence[ModelCard]: ...
+
+    async def card(self, model: str) -> ModelCard | None: ...
+
+    async def blob(self, digest: str) -> bytes | None: ...
+
+    async def engines(self, model: str) -> Sequence[EngineInfo]: ...
+
+    # processes
+    async def beat_gateway(self, gateway: str, *, ttl_ms: int) -> None: ...
+
+    async def leave_gateway(self, gateway: str) -> None: ...
+
+    # keys
+    async def api_key(self, public_id: str) -> ApiKey | None: ...
+
+    async def api_keys(self) -> Sequence[ApiKey]: ...
+
+    async def put_api_key(self, key: ApiKey) -> None: ...
+
+    async def revoke_api_key(self, public_id: str, *, at_ms: int) -> bool: ...
+
+    # server
+    async def ping(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class EngineWire(Protocol):
+    """The engine's end. ``engine`` is the process id: name and boot nonce."""
+
+    # work
+    async def wait_bell(self, model: str, *, timeout_ms: int) -> bool:
+        """Waits for work on a connection of its own. Spurious wake-ups are allowed."""
+        ...
+
+    async def claim(
+        self, model: str, engine: str, *, credit: int, lease_ms: int
+    ) -> Sequence[Claimed]:
+        """Takes at most ``credit`` requests: expired leases first, then bands in order, then
+        the tenants with the least counter. Cancelled and expired entries are finished on the way.
+        """
+        ...
+
+    async def renew(
+        self, model: str, engine: str, attempts: Mapping[str, int], *, lease_ms: int
+    ) -> Renewed: ...
+
+    async def release(self, model: str, engine: str, attempts: Mapping[str, int]) -> None:
+        """Hands requests back to the head of their queue (drain); a successor continues them."""
+        ...
+
+    async def finish(
+        self,
+        model: str,
+        engine: str,
+        request: str,
+        attempt: int,
+        *,
+        entry: LogEntry,
+        reason: FinishReason,
+        usage: Usage,
+    ) -> Settled:
+        """Appends the last log entry, acknowledges, deletes, drops lease and mark, charges the tenant."""
+        ...
+
+    # results
+    async def publish(self, frames: Mapping[str, Frame]) -> Mapping[str, FrameId]:
+        """One frame per gateway, in one round trip. A frame for a dead gateway is dropped."""
+        ...
+
+    async def append_log(self, engine: str, request: str, attempt: int, entry: LogEntry) -> Logged:
+        """Appends if the attempt is still ours and ``firsts`` continue the log."""
+        ...
+
+    # control
+    async def read_control(
+        self, engine: str, after: str, *, block_ms: int
+    ) -> Sequence[tuple[str, Control]]: ...
+
+    # models
+    async def put_card(self, card: ModelCard) -> None: ...
+
+    async def card(self, model: str) -> ModelCard | None: ...
+
+    async def put_blob(self, data: bytes) -> str:
+        """Stores a file; returns its SHA-256 in hex."""
+        ...
+
+    # processes
+    async def beat_engine(self, info: EngineInfo, *, ttl_ms: int) -> None: ...
+
+    async def leave_engine(self, info: EngineInfo) -> None: ...
+
+    async def reap(self, model: str) -> None:
+        """Clears what dead processes left: requests of dead gateways are marked cancelled,
+        expired process leases removed, out and control streams of the dead deleted.
+        Safe to run by every engine at once.
+        """
+        ...
+
+    # server
+    async def ping(self) -> None: ...
+
+    async def close(self) -> None: ...

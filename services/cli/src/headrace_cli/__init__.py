@@ -1,0 +1,1 @@
+"""Headrace's command line: serve, keys, chat, doctor, bench."""

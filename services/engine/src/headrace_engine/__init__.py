@@ -1,0 +1,1 @@
+"""Headrace's engine: one scheduler thread, one executor thread, paged prefix-cached KV."""

@@ -1,0 +1,1 @@
+"""Builds the engine from its settings, once, and runs it."""

@@ -1,0 +1,46 @@
+"""Errors of the engine. A branch says whose move is next.
+
+EngineError
+├── RequestRejected     can never run; the caller changes it
+├── RequestDropped      was fine; the gateway may retry         EngineDraining
+├── ModelRejected       the engine refuses to start with these weights
+└── EngineFailed        the process is not trustworthy; it exits
+"""
+
+from __future__ import annotations
+
+from headrace_contracts.codes import Code
+
+
+class EngineError(Exception):
+    """Root of what the engine raises on purpose."""
+
+    code: Code = Code.INTERNAL
+
+
+class RequestRejected(EngineError):
+    """This request can never run here; the message carries the numbers."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class RequestDropped(EngineError):
+    """Nothing is wrong with the request; somebody else may run it."""
+
+
+class EngineDraining(RequestDropped):
+    """The door is closed."""
+
+    code = Code.DRAINING
+
+
+class ModelRejected(EngineError):
+    """Corrupt, truncated, mismatched, missing or unknown weights: names file and tensor."""
+
+
+class EngineFailed(EngineError):
+    """The device or an invariant broke: the process exits and its requests migrate."""
+
+    code = Code.ENGINE_FAILED

@@ -1,0 +1,76 @@
+"""The executor seam: what the loop needs of any device.
+
+Owner    executor thread, from ``start`` to ``close``
+Writes   the region's bytes, per-slot device state
+Never    touches sequences, blocks, allocators
+Rules    executor.no-device-above
+Next     headrace_engine.executor.thread
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace_engine.state.batch import BatchData
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What the scheduler and the card need to know of a loaded model."""
+
+    name: str
+    architecture: str
+    vocabulary: int
+    context_tokens: int
+    """Longest sequence the weights support."""
+    weights_version: str
+    """Changes whenever the same prefix would give other KV."""
+    kv_dtype: str
+    kv_bytes_per_token: int
+    """Bytes of one token's KV across all layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorLimits:
+    """What the engine promises never to exceed."""
+
+    slots: int
+    """Sequences resident at once."""
+    batch_tokens: int
+    """Tokens of one batch."""
+    sequence_tokens: int
+    """Positions of one sequence."""
+    block_tokens: int
+    region_bytes: int
+    """Size of the one memory region that block offsets point into."""
+    phases: int
+
+
+class Executor(Protocol):
+    """A device. All calls come from the executor thread, except ``shape`` and ``block_bytes``."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """Known once the object exists."""
+        ...
+
+    def block_bytes(self, block_tokens: int) -> int:
+        """Bytes of one cache block of ``block_tokens`` tokens across all layers, aligned."""
+        ...
+
+    def start(self, limits: ExecutorLimits) -> None:
+        """Allocates the region and everything else. Nothing is allocated for good afterwards."""
+        ...
+
+    def submit(self, batch: BatchData) -> None:
+        """Queues the batch on the device: restores, forward, sampling, publishes."""
+        ...
+
+    def collect(self, batch: BatchData) -> None:
+        """Waits for a submitted batch, oldest first, and sets ``batch.output``."""
+        ...
+
+    def close(self) -> None:
+        """Frees the device. Called once, also after an error."""
+        ...
