@@ -1,0 +1,106 @@
+"""What an operator can set about the gateway: declared here, once."""
+
+from __future__ import annotations
+
+from headrace_kit.settings import Secrets, Settings, setting
+from pydantic import SecretStr
+
+
+class GatewaySettings(Settings, env_prefix="HEADRACE_GATEWAY_"):
+    """Settings of one gateway process."""
+
+    # where it listens
+    http_host: str = setting("127.0.0.1")
+    """Address the HTTP API listens on. The chart and the images set 0.0.0.0."""
+    http_port: int = setting(8000, ge=0, le=65535)
+    """Port of the HTTP API; 0 takes a free one."""
+    grpc_host: str = setting("127.0.0.1")
+    """Address the gRPC API listens on."""
+    grpc_port: int = setting(9000, ge=0, le=65535)
+    """Port of the gRPC API; 0 takes a free one."""
+    ready_file: str | None = setting(None)
+    """File that gets the ports and the process id, as JSON, once requests can be served."""
+
+    # the server behind it
+    redis_url: str = setting("redis://127.0.0.1:6379/0")
+    """URL of the Redis or Valkey server, without the password."""
+    name: str = setting("gateway", min_length=1, max_length=63, pattern=r"^[a-z0-9][a-z0-9.-]*$")
+    """Name of this process in logs and leases; a nonce is added at each start."""
+    lease_s: float = setting(15.0, gt=0.1, le=300, unit="seconds")
+    """How long this process counts as alive after its last beat. Its requests are cancelled, or
+    kept for a resume, when it is over."""
+
+    # HTTP
+    max_body_bytes: int = setting(10 * 1024 * 1024, ge=1024, le=1024**3, unit="bytes")
+    """Largest request body."""
+    body_timeout_s: float = setting(30.0, gt=0, le=3600, unit="seconds")
+    """Longest time a client may take to send its body."""
+    cors_origins: tuple[str, ...] = setting(())
+    """Origins whose pages may call the API; empty: none."""
+    metrics_need_key: bool = setting(False)
+    """Whether /metrics asks for a key. It carries no prompt and no key either way."""
+    strict_fields: bool = setting(False)
+    """Whether an unknown request field is refused; otherwise a header names it."""
+    keepalive_s: float = setting(10.0, gt=0.05, le=600, unit="seconds")
+    """Silence on a stream after which a comment is sent."""
+
+    # admission
+    max_queued: int = setting(1024, ge=1, le=1_000_000, unit="requests")
+    """Requests of one model that may wait for an engine; more are refused with 429."""
+    max_open_requests: int = setting(4096, ge=1, le=1_000_000, unit="requests")
+    """Requests this process holds open at once; more are refused with 429."""
+    max_tokens_per_call: int | None = setting(None, ge=1, unit="tokens")
+    """Most output tokens one choice may ask for, below what the context allows."""
+    max_prompts_per_call: int = setting(128, ge=1, le=10_000, unit="prompts")
+    """Prompts in one completions call."""
+    scale_from_zero: bool = setting(False)
+    """Whether requests queue for a model that no engine serves right now; otherwise 503."""
+    default_deadline_s: float = setting(0.0, ge=0, unit="seconds")
+    """Deadline of a request that names none, counted from its arrival; 0: none."""
+    max_deadline_s: float = setting(86_400.0, gt=0, unit="seconds")
+    """Longest deadline a caller may ask for."""
+    inline_chars: int = setting(4_000, ge=0, unit="characters")
+    """Prompts up to this long are tokenized on the event loop, longer ones on a thread."""
+    text_threads: int = setting(2, ge=1, le=64, unit="threads")
+    """Threads that render and tokenize long prompts."""
+
+    # delivery
+    resume_grace_s: float = setting(0.0, ge=0, le=3600, unit="seconds")
+    """How long a request goes on without a reader, so that the client can resume it; 0: a client
+    that leaves cancels it at once."""
+    silence_check_s: float = setting(5.0, gt=0.05, le=600, unit="seconds")
+    """Silence of a request after which the gateway asks the server what became of it."""
+    lost_engine_s: float = setting(60.0, gt=0.1, le=3600, unit="seconds")
+    """How long a request may be without a living engine to run it before it ends with an error."""
+    drain_s: float = setting(30.0, ge=0, le=3600, unit="seconds")
+    """How long running streams may go on after SIGTERM; the rest then end with an error event."""
+    drain_notice_s: float = setting(0.0, ge=0, le=300, unit="seconds")
+    """How long connections are still accepted after SIGTERM, while load balancers take note."""
+    trim_age_s: float = setting(30.0, ge=0, le=3600, unit="seconds")
+    """Result frames younger than this stay in the result stream, read or not."""
+
+    # keys
+    key_cache_s: float = setting(3.0, ge=0, le=60, unit="seconds")
+    """How long a key read from the server is trusted: a revoked key works no longer than this."""
+    card_cache_s: float = setting(2.0, ge=0, le=300, unit="seconds")
+    """How long the list of models and engines is trusted."""
+
+    # telemetry
+    log_level: str = setting("info", pattern=r"^(debug|info|warning|error)$", reload="live")
+    """Least level that is logged."""
+    log_format: str = setting("json", pattern=r"^(json|console)$")
+    """Form of log lines."""
+    otlp_endpoint: str | None = setting(None)
+    """Where metrics and traces go over OTLP/gRPC, e.g. http://127.0.0.1:4317; unset: nowhere."""
+    otlp_interval_s: float = setting(15.0, gt=0.1, le=3600, unit="seconds")
+    """Time between two pushes of metrics."""
+
+
+class GatewaySecrets(Secrets, env_prefix="HEADRACE_GATEWAY_"):
+    """Secrets of one gateway process: from the environment or mounted files only."""
+
+    redis_password: SecretStr | None = None
+    """Password of the Redis server."""
+    pepper: SecretStr | None = None
+    """Key of the HMAC under which API keys are stored, at least 16 bytes. Without it no key is
+    valid, and the gateway refuses to start."""
