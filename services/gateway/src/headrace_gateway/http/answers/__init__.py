@@ -1,0 +1,1 @@
+"""How a call's events become response bodies and chunks."""

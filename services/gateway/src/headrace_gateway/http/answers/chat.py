@@ -1,0 +1,90 @@
+"""A chat's answer: ``chat.completion`` and its chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import orjson
+
+from headrace_gateway.http.answers.parts import Choice, chat_logprobs, finish_name, usage_body
+from headrace_gateway.http.ports import RunningCall
+from headrace_gateway.inference.calls import Delta, UsageTotal
+
+
+def chat_body(
+    running: RunningCall, choices: Mapping[int, Choice], usage: UsageTotal, *, logprobs: bool
+) -> dict[str, object]:
+    """The whole answer."""
+    return {
+        "id": running.id,
+        "object": "chat.completion",
+        "created": running.created_s,
+        "model": running.model,
+        "system_fingerprint": running.system_fingerprint,
+        "choices": [
+            {
+                "index": index,
+                "message": {
+                    "role": "assistant",
+                    "content": "".join(choice.text),
+                    "refusal": None,
+                },
+                "logprobs": chat_logprobs(choice.tokens) if logprobs else None,
+                "finish_reason": finish_name(choice.finish),
+            }
+            for index, choice in sorted(choices.items())
+        ],
+        "usage": usage_body(usage),
+    }
+
+
+class ChatChunks:
+    """The chunks of a streamed chat. Each choice opens with its role and closes with its reason."""
+
+    def __init__(self, running: RunningCall, *, include_usage: bool, logprobs: bool) -> None:
+        self._head: dict[str, object] = {
+            "id": running.id,
+            "object": "chat.completion.chunk",
+            "created": running.created_s,
+            "model": running.model,
+            "system_fingerprint": running.system_fingerprint,
+        }
+        self._include_usage = include_usage
+        self._logprobs = logprobs
+        self._opened: set[int] = set()
+
+    def delta(self, event: Delta) -> Sequence[bytes]:
+        chunks: list[bytes] = []
+        if event.index not in self._opened:
+            self._opened.add(event.index)
+            chunks.append(self._chunk(event.index, {"role": "assistant", "content": ""}))
+        if event.text or (self._logprobs and event.tokens):
+            logprobs = chat_logprobs(event.tokens) if self._logprobs else None
+            chunks.append(self._chunk(event.index, {"content": event.text}, logprobs=logprobs))
+        reason = finish_name(event.finish)
+        if reason is not None:
+            chunks.append(self._chunk(event.index, {}, finish=reason))
+        return chunks
+
+    def usage(self, usage: UsageTotal) -> bytes | None:
+        if not self._include_usage:
+            return None
+        return orjson.dumps({**self._head, "choices": [], "usage": usage_body(usage)})
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, object],
+        *,
+        logprobs: dict[str, object] | None = None,
+        finish: str | None = None,
+    ) -> bytes:
+        chunk = {
+            **self._head,
+            "choices": [
+                {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+            ],
+        }
+        if self._include_usage:
+            chunk["usage"] = None
+        return orjson.dumps(chunk)

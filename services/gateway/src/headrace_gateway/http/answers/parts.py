@@ -1,0 +1,106 @@
+"""Pieces that the answers of both dialects are made of."""
+
+from __future__ import annotations
+
+import math
+from codecs import getincrementaldecoder
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from headrace_contracts.codes import FinishReason
+
+from headrace_gateway.inference.calls import TokenInfo, TopToken, UsageTotal
+
+_LEAST_LOGPROB: Final = -9999.0
+"""JSON has no infinity; the OpenAI API writes this number for it."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice of a call, gathered until its end."""
+
+    text: list[str] = field(default_factory=list[str])
+    tokens: list[TokenInfo] = field(default_factory=list[TokenInfo])
+    finish: FinishReason | None = None
+
+
+def finish_name(reason: FinishReason | None) -> str | None:
+    """``finish_reason`` as clients know it; other ends are errors, not reasons."""
+    match reason:
+        case FinishReason.STOP:
+            return "stop"
+        case FinishReason.LENGTH:
+            return "length"
+        case _:
+            return None
+
+
+def usage_body(usage: UsageTotal) -> dict[str, object]:
+    """The ``usage`` object."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def token_name(token: TokenInfo | TopToken) -> str:
+    """The token's text; ``bytes:\\xf0\\x9f`` for one that is only part of a character."""
+    try:
+        return token.raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)
+
+
+def finite(logprob: float) -> float:
+    """A logprob that JSON can hold."""
+    return logprob if math.isfinite(logprob) else _LEAST_LOGPROB
+
+
+def chat_logprobs(tokens: Sequence[TokenInfo]) -> dict[str, object]:
+    """``logprobs`` of a chat choice."""
+    return {
+        "content": [
+            {**_chat_token(token), "top_logprobs": [_chat_token(top) for top in token.top]}
+            for token in tokens
+        ],
+        "refusal": None,
+    }
+
+
+def _chat_token(token: TokenInfo | TopToken) -> dict[str, object]:
+    return {
+        "token": token_name(token),
+        "logprob": finite(token.logprob),
+        "bytes": list(token.raw),
+    }
+
+
+class CompletionLogprobs:
+    """``logprobs`` of a completion choice, piece by piece: it remembers where the text stands."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+        """Characters of the choice's text before the next token."""
+        self._decoder = getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, tokens: Sequence[TokenInfo]) -> dict[str, object]:
+        """The columns of these tokens."""
+        return {
+            "tokens": [token_name(token) for token in tokens],
+            "token_logprobs": [finite(token.logprob) for token in tokens],
+            "top_logprobs": [_top_body(token) for token in tokens],
+            "text_offset": [self._advance(token.raw) for token in tokens],
+        }
+
+    def _advance(self, raw: bytes) -> int:
+        before = self._offset
+        self._offset += len(self._decoder.decode(raw))
+        return before
+
+
+def _top_body(token: TokenInfo) -> dict[str, float]:
+    """The candidates by name; the chosen token is always among them."""
+    return {token_name(top): finite(top.logprob) for top in (*token.top, token)}

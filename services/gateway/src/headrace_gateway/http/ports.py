@@ -1,0 +1,138 @@
+"""What the HTTP edge asks of the rest of the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal, Protocol, Self
+
+from headrace_contracts.codes import FinishReason
+
+from headrace_gateway.inference.calls import Call, Caller, Event, UsageTotal
+
+Scope = Literal["inference", "admin"]
+
+
+class ModelInfo(Protocol):
+    """A model that a key may use."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def created(self) -> int:
+        """Unix seconds."""
+        ...
+
+    @property
+    def context_tokens(self) -> int: ...
+    @property
+    def ready(self) -> bool:
+        """Whether an engine serves it now."""
+        ...
+
+
+class RequestInfo(Protocol):
+    """The state of one request, for reading."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def created_ms(self) -> int: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def finish(self) -> FinishReason | None: ...
+    @property
+    def usage(self) -> UsageTotal | None: ...
+
+
+class RunningCall(Protocol):
+    """A call whose requests are queued durably. Iterating gives its events."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def created_s(self) -> int: ...
+    @property
+    def system_fingerprint(self) -> str: ...
+    @property
+    def cursor(self) -> str:
+        """Where the event just yielded ends; ``resume`` takes it."""
+        ...
+
+    def __aiter__(self) -> Self | AsyncIterator[Event]: ...
+
+    async def __anext__(self) -> Event: ...
+
+    async def aclose(self) -> None:
+        """Idempotent. Before the end it means that the client has left."""
+        ...
+
+
+class Inference(Protocol):
+    """The use case. All its methods raise ``GatewayError``."""
+
+    async def start(self, call: Call) -> RunningCall: ...
+
+    async def resume(self, request_id: str, after: str, caller: Caller) -> RunningCall: ...
+
+    async def cancel(self, request_id: str, caller: Caller) -> bool: ...
+
+    async def request(self, request_id: str, caller: Caller) -> RequestInfo: ...
+
+    async def models(self, caller: Caller) -> Sequence[ModelInfo]: ...
+
+    async def model(self, name: str, caller: Caller) -> ModelInfo: ...
+
+    def new_id(self, kind: Literal["chat", "completion"]) -> str: ...
+
+
+class Authenticates(Protocol):
+    """Turns credentials into a caller, or raises ``GatewayError``."""
+
+    async def bearer(self, header: bytes | str | None) -> Caller: ...
+
+    async def token(self, token: bytes) -> Caller: ...
+
+    def require(self, caller: Caller, scope: Scope) -> None: ...
+
+
+class ReadyReport(Protocol):
+    """Whether new requests are welcome, and if not, why."""
+
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def reasons(self) -> Sequence[str]: ...
+
+
+class Reports(Protocol):
+    """Asks the parts of the gateway how they are."""
+
+    async def report(self) -> ReadyReport: ...
+
+
+class HttpSettings(Protocol):
+    """The settings that the edge reads."""
+
+    @property
+    def max_body_bytes(self) -> int: ...
+
+    @property
+    def body_timeout_s(self) -> float:
+        """The whole body must have arrived by then."""
+        ...
+
+    @property
+    def cors_origins(self) -> Sequence[str]: ...
+    @property
+    def metrics_need_key(self) -> bool: ...
+    @property
+    def strict_fields(self) -> bool:
+        """Refuse unknown body fields instead of naming them in a header."""
+        ...

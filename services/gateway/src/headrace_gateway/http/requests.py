@@ -1,0 +1,80 @@
+"""``/v1/requests/{id}``: look at a request, cancel it, or read on in its stream."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from headrace_gateway.http.answers.chat import ChatChunks
+from headrace_gateway.http.answers.completions import CompletionChunks
+from headrace_gateway.http.answers.parts import usage_body
+from headrace_gateway.http.context import context_of
+from headrace_gateway.http.errors import bad_request
+from headrace_gateway.http.guard import caller_of
+from headrace_gateway.http.ports import Authenticates, Inference, RequestInfo
+from headrace_gateway.http.sse import EventStream
+
+_CURSOR: Final = re.compile(r"[0-9]{1,10}(?:,[0-9]{1,10}){0,1023}")
+
+
+def request_routes(service: Inference, auth: Authenticates) -> APIRouter:
+    """The routes of this family."""
+    router = APIRouter(tags=["requests"])
+
+    @router.get("/v1/requests/{request_id}")
+    async def get_request(  # pyright: ignore[reportUnusedFunction]
+        request: Request, request_id: str
+    ) -> Response:
+        """Tells where one of the caller's own requests stands."""
+        caller = caller_of(request.scope)
+        auth.require(caller, "inference")
+        return JSONResponse(_body(await service.request(request_id, caller)))
+
+    @router.delete("/v1/requests/{request_id}")
+    async def cancel_request(  # pyright: ignore[reportUnusedFunction]
+        request: Request, request_id: str
+    ) -> Response:
+        """Cancels one of the caller's own requests, queued or running."""
+        caller = caller_of(request.scope)
+        auth.require(caller, "inference")
+        cancelled = await service.cancel(request_id, caller)
+        return JSONResponse({"id": request_id, "object": "request", "cancelled": cancelled})
+
+    @router.get("/v1/requests/{request_id}/events")
+    async def read_events(  # pyright: ignore[reportUnusedFunction]
+        request: Request,
+        request_id: str,
+        after: str = "",
+        include_usage: Annotated[bool, Query()] = False,
+        logprobs: Annotated[bool, Query()] = False,
+    ) -> Response:
+        """Streams what comes after a cursor (an ``id:`` line of the stream), from any gateway."""
+        caller = caller_of(request.scope)
+        auth.require(caller, "inference")
+        cursor = after or request.headers.get("last-event-id", "")
+        if cursor and not _CURSOR.fullmatch(cursor):
+            raise bad_request("after must be a cursor, as the stream's id lines give it.", "after")
+        running = await service.resume(request_id, cursor, caller)
+        context_of(request.scope).id = running.id
+        kind = ChatChunks if running.id.startswith("chatcmpl-") else CompletionChunks
+        chunks = kind(running, include_usage=include_usage, logprobs=logprobs)
+        return EventStream(running, chunks)
+
+    return router
+
+
+def _body(info: RequestInfo) -> dict[str, object]:
+    return {
+        "id": info.id,
+        "object": "request",
+        "model": info.model,
+        "status": info.status,
+        "created": info.created_ms // 1000,
+        "attempt": info.attempt,
+        "finish_reason": None if info.finish is None else info.finish.name.lower(),
+        "usage": None if info.usage is None else usage_body(info.usage),
+    }

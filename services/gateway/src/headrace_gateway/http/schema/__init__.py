@@ -1,0 +1,1 @@
+"""What request bodies may hold, and how they become calls."""
