@@ -1,0 +1,1 @@
+"""One file a model family: names of its tensors, and how its configuration is read."""
