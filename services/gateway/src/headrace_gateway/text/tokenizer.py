@@ -1,0 +1,277 @@
+"""Text to token ids and the exact bytes behind each id, for one model.
+
+Two alphabets never mix by accident: *control tokens* (special tokens, and added tokens that
+look like markup, ``<think>``) are only made by ``encode_with_control``; ``encode_text`` takes
+every character as a character. Next: headrace_gateway.text.templates
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, cast
+
+import tokenizers
+
+from headrace_gateway.text.errors import PromptRejected, TokenizerRejected
+
+TOKENIZER_FILE: Final = "tokenizer.json"
+"""Name of the file in a model card."""
+
+_MARKUP: Final = re.compile(r"<.+>|\[.+\]", re.DOTALL)
+_FALLBACK_BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE_MARK: Final = "\u2581"
+
+
+@dataclass(frozen=True, slots=True)
+class _Control:
+    """One control token, and whether it swallows the white space beside it."""
+
+    id: int
+    lstrip: bool
+    rstrip: bool
+
+
+class Tokenizer:
+    """A model's tokenizer. Immutable after construction; safe to use from several threads.
+
+    Invariants
+        ``encode_text`` never gives the id of a control token
+        ``b"".join(map(token_bytes, encode_text(t))) == t.encode()`` for byte-level models
+        without a normalizer
+    """
+
+    def __init__(self, data: bytes, *, vocabulary: int) -> None:
+        """``data`` is a ``tokenizer.json``; ``vocabulary`` the rows of the model's embedding.
+
+        Raises TokenizerRejected.
+        """
+        spec = _parse(data)
+        added = [_as_map(token) for token in _as_list(spec.get("added_tokens"))]
+        hidden = frozenset(_id(token) for token in added if token.get("special") is True)
+        self._control: dict[str, _Control] = {}
+        special: set[str] = set()
+        for token in added:
+            content = str(token.get("content"))
+            if content and token.get("special") is True:
+                special.add(content)
+            if content and (content in special or _MARKUP.fullmatch(content)):
+                self._control[content] = _Control(
+                    _id(token), token.get("lstrip") is True, token.get("rstrip") is True
+                )
+                # The library leaves special tokens alone when it is told to; see _load.
+                token["special"] = True
+        self._control_ids = frozenset(control.id for control in self._control.values())
+        self._splitter = _splitter(self._control)
+        self._first = _load(spec)
+        self._later = _load(_without_first_prefix(spec)) if _prefixes_first(spec) else self._first
+        self._bytes = self._table(spec, vocabulary)
+        self._shown = [b"" if i in hidden else raw for i, raw in enumerate(self._bytes)]
+        self.vocabulary = vocabulary
+        """Ids are below this."""
+        self.special_ids = hidden
+        """Tokens that are never shown."""
+        self.control_tokens = frozenset(self._control)
+        """Their texts."""
+        self.special_tokens = frozenset(special)
+        """Texts of those control tokens that are not mere markup."""
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes], *, vocabulary: int) -> Tokenizer:
+        """Builds the tokenizer from the files of a model card, by name."""
+        if TOKENIZER_FILE not in files:
+            raise TokenizerRejected(f"the model card has no {TOKENIZER_FILE}")
+        return cls(files[TOKENIZER_FILE], vocabulary=vocabulary)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Tokens of plain text: what looks like a control token is characters.
+
+        Raises PromptRejected for lone surrogates.
+        """
+        return self._plain(_checked(text), first=True)
+
+    def encode_with_control(
+        self, text: str, *, restore: Mapping[int, int] | None = None
+    ) -> list[int]:
+        """Tokens of text in which control tokens are parsed.
+
+        ``restore`` is applied (``str.translate``) to what lies between them, so that characters
+        which were replaced beforehand cannot take part in a control token.
+        """
+        _checked(text)
+        ids: list[int] = []
+        done = 0
+        for match in self._splitter.finditer(text):
+            ids += self._run(text, done, match.start(), restore)
+            # A token that swallows white space matches together with it.
+            ids.append(self._control[match.group(match.lastindex or 0)].id)
+            done = match.end()
+        ids += self._run(text, done, len(text), restore)
+        return ids
+
+    def token_bytes(self, token: int) -> bytes:
+        """The exact bytes of a token; of a special one, its name. Empty for unused ids."""
+        return self._bytes[token]
+
+    def token_text(self, token: int) -> str:
+        """The token as text; bytes that are no character alone are shown as U+FFFD."""
+        return self._bytes[token].decode("utf-8", "replace")
+
+    def shown_bytes(self, tokens: Sequence[int]) -> bytes:
+        """The bytes of generated tokens as a reader sees them: special tokens are left out."""
+        shown = self._shown
+        return b"".join([shown[token] for token in tokens])
+
+    def _run(self, text: str, first: int, end: int, restore: Mapping[int, int] | None) -> list[int]:
+        if first == end:
+            return []
+        run = text[first:end]
+        return self._plain(run.translate(restore) if restore else run, first=first == 0)
+
+    def _plain(self, text: str, *, first: bool) -> list[int]:
+        encoding = (self._first if first else self._later).encode(text, add_special_tokens=False)
+        ids = encoding.ids
+        if self._control_ids.isdisjoint(ids):
+            return ids
+        # Rare (Unigram vocabularies list their control tokens): cut the token's text in two.
+        at = next(i for i, token in enumerate(ids) if token in self._control_ids)
+        cut = encoding.offsets[at][0] + 1
+        if cut >= len(text):
+            raise PromptRejected("The text holds a character that is a control token.")
+        return self._plain(text[:cut], first=first) + self._plain(text[cut:], first=False)
+
+    def _table(self, spec: Mapping[str, object], vocabulary: int) -> list[bytes]:
+        names = self._first.get_vocab(with_added_tokens=True)
+        added = {_id(_as_map(token)) for token in _as_list(spec.get("added_tokens"))}
+        raw_bytes = _raw_bytes(spec)
+        table = [b""] * vocabulary
+        for name, token in names.items():
+            if token >= vocabulary:
+                raise TokenizerRejected(
+                    f"token {name!r} has id {token}, but the model has {vocabulary} rows"
+                )
+            table[token] = name.encode() if token in added else raw_bytes(name)
+        return table
+
+
+class _RawBytes(Protocol):
+    def __call__(self, name: str, /) -> bytes: ...
+
+
+def _raw_bytes(spec: Mapping[str, object]) -> _RawBytes:
+    """How this kind of tokenizer spells bytes in the names of its tokens."""
+    kinds = _kinds(spec.get("decoder")) | _kinds(spec.get("pre_tokenizer"))
+    if "ByteLevel" in kinds:
+        return _byte_level_bytes
+    model = _as_map(spec.get("model"))
+    if model.get("byte_fallback") is True or kinds & {"ByteFallback", "Metaspace"}:
+        return _sentencepiece_bytes
+    raise TokenizerRejected(
+        f"a tokenizer of the kind {model.get('type')!r} with {sorted(kinds)} is not supported: "
+        "only byte-level and SentencePiece-like ones are"
+    )
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable stand-ins that byte-level vocabularies use for the 256 bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if chr(byte) not in alphabet)
+    return alphabet | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES: Final = _byte_alphabet()
+
+
+def _byte_level_bytes(name: str) -> bytes:
+    if all(char in _BYTES for char in name):
+        return bytes(_BYTES[char] for char in name)
+    return name.encode()
+
+
+def _sentencepiece_bytes(name: str) -> bytes:
+    if (match := _FALLBACK_BYTE.fullmatch(name)) is not None:
+        return bytes((int(match[1], 16),))
+    return name.replace(_SPACE_MARK, " ").encode()
+
+
+def _splitter(control: Mapping[str, _Control]) -> re.Pattern[str]:
+    """Finds control tokens, the longest first; the group is the token itself."""
+    if not control:
+        return re.compile(r"(?!)")
+    alternatives: list[str] = []
+    for text in sorted(control, key=len, reverse=True):
+        token = control[text]
+        before, after = r"\s*" * token.lstrip, r"\s*" * token.rstrip
+        alternatives.append(f"{before}({re.escape(text)}){after}")
+    return re.compile("|".join(alternatives))
+
+
+def _load(spec: Mapping[str, object]) -> tokenizers.Tokenizer:
+    try:
+        loaded = tokenizers.Tokenizer.from_buffer(json.dumps(spec, ensure_ascii=False).encode())
+    except Exception as error:  # the library raises bare Exception; translated at this one seam
+        raise TokenizerRejected(f"{TOKENIZER_FILE} cannot be loaded: {error}") from error
+    loaded.no_truncation()
+    loaded.no_padding()
+    loaded.encode_special_tokens = True
+    return loaded
+
+
+def _prefixes_first(spec: Mapping[str, object]) -> bool:
+    return '"prepend_scheme": "first"' in json.dumps(spec.get("pre_tokenizer"))
+
+
+def _without_first_prefix(spec: Mapping[str, object]) -> Mapping[str, object]:
+    """For what follows a control token: only the very start of a text gets a space prefix."""
+    pre = json.dumps(spec.get("pre_tokenizer"))
+    never = pre.replace('"prepend_scheme": "first"', '"prepend_scheme": "never"')
+    return {**spec, "pre_tokenizer": json.loads(never)}
+
+
+def _kinds(component: object) -> set[str]:
+    """Types of a component of the file and of what it is made of."""
+    fields = _as_map(component)
+    found = {str(fields.get("type"))} if fields else set[str]()
+    for name in ("decoders", "pretokenizers"):
+        for part in _as_list(fields.get(name)):
+            found |= _kinds(part)
+    return found
+
+
+def _checked(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptRejected(
+            f"The text holds a lone surrogate, U+{ord(text[error.start]):04X}, "
+            f"at character {error.start}."
+        ) from error
+    return text
+
+
+def _parse(data: bytes) -> dict[str, object]:
+    try:
+        value: object = json.loads(data)
+    except ValueError as error:
+        raise TokenizerRejected(f"{TOKENIZER_FILE} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise TokenizerRejected(f"{TOKENIZER_FILE} is not a JSON object")
+    return cast("dict[str, object]", value)
+
+
+def _id(token: Mapping[str, object]) -> int:
+    value = token.get("id")
+    if not isinstance(value, int):
+        raise TokenizerRejected(f"{TOKENIZER_FILE} lists an added token without an id")
+    return value
+
+
+def _as_map(value: object) -> dict[str, object]:
+    return cast("dict[str, object]", value) if isinstance(value, dict) else {}
+
+
+def _as_list(value: object) -> list[object]:
+    return cast("list[object]", value) if isinstance(value, list) else []
