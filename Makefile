@@ -1,0 +1,108 @@
+# Every command a person or CI needs. `make` alone lists them.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+SETUP := tools/setup_env.py
+# Two test processes share two cores: one thread each.
+ONE_THREAD := OMP_NUM_THREADS=1
+PYTHONS := 3.12 3.13
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export HF_HUB_DISABLE_TELEMETRY := 1
+export DO_NOT_TRACK := 1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup serve gen gen-check lock fmt lint types arch rules smoke test test-unit \
+	test-shared test-integration test-e2e test-chaos test-pythons bench check clean reset
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## create .venv with everything pinned; quick when nothing changed
+	@python=$$(tools/find_python.sh) && "$$python" $(SETUP) --venv $(VENV)
+
+serve: setup ## set up, then run the local stack; ARGS="--http-port 8080" passes arguments on
+	@exec $(BIN)/headrace serve $(ARGS)
+
+gen: setup ## write what is generated: protobuf modules, references, schemas, the example .env
+	@$(BIN)/python tools/gen_proto.py
+	@$(BIN)/python tools/gen.py
+
+gen-check: setup ## fail when a generated file is not what `make gen` writes
+	@$(BIN)/python tools/gen_proto.py --check
+	@$(BIN)/python tools/gen.py --check
+
+lock: setup ## compile requirements/*.txt; ARGS=--upgrade takes newer versions
+	@$(BIN)/python tools/lock.py $(ARGS)
+
+fmt: setup ## format, and mend what ruff can mend
+	@$(BIN)/ruff format --quiet
+	@$(BIN)/ruff check --fix --quiet
+
+lint: setup ## form, ruff's rules, words, layout, versions
+	@$(BIN)/ruff format --check --quiet || { echo "not formatted: run \`make fmt\`"; exit 1; }
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/python tools/check_words.py
+	@$(BIN)/python tools/check_layout.py
+	@$(BIN)/python tools/check_versions.py
+
+types: setup ## pyright, strict, tests included
+	@$(BIN)/pyright
+
+arch: setup ## import contracts: floors, torch, asyncio
+	@$(BIN)/lint-imports --no-cache
+
+rules: setup ## the engine's contract: addresses, lengths, a test for each rule
+	@$(BIN)/python tools/check_rules.py
+
+smoke: setup ## install each member alone and import all of it with the network off
+	@$(BIN)/python tools/smoke.py
+
+test-unit: setup ## unit tests, under two minutes
+	$(ONE_THREAD) $(PYTEST) tests/unit -q -n 2
+
+test-shared: setup ## one suite for the real thing and its fake
+	$(ONE_THREAD) $(PYTEST) tests/shared -q
+
+test-integration: setup ## against a real server
+	$(ONE_THREAD) $(PYTEST) tests/integration -q
+
+test-e2e: setup ## the served stack, with the clients people use
+	$(PYTEST) tests/e2e -q
+
+test-chaos: setup ## kills, stalls and restarts
+	$(PYTEST) tests/chaos -q
+
+test-pythons: setup ## everything without torch on the other supported Pythons
+	@for version in $(PYTHONS); do \
+		if python=$$(tools/find_python.sh $$version); then \
+			"$$python" $(SETUP) --venv .venv-$$version --no-torch && \
+			$(ONE_THREAD) .venv-$$version/bin/python -m pytest tests/unit tests/shared \
+				-q -n 2 -m "not torch" -p no:cacheprovider || exit 1; \
+		else \
+			echo "SKIPPED: there is no Python $$version on this machine"; \
+		fi; \
+	done
+
+test: setup ## set up, then everything that needs no GPU and no container engine
+	@for part in lint types arch rules gen-check smoke test-pythons test-unit test-shared \
+			test-integration test-e2e test-chaos; do \
+		echo "== make $$part"; began=$$(date +%s); \
+		$(MAKE) --no-print-directory $$part || exit 1; \
+		echo "== make $$part: passed in $$(( $$(date +%s) - began )) s"; \
+	done
+
+check: lint types arch rules gen-check test-unit ## what a person runs before pushing
+
+bench: setup ## run bench/NAME.py: make bench name=NAME ARGS=…
+	@if [ -z "$(name)" ]; then ls bench/*.py | sed 's|bench/\(.*\)\.py|  make bench name=\1|'; \
+	else $(BIN)/python bench/$(name).py $(ARGS); fi
+
+clean: ## remove caches and build products, keep .venv
+	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache .cache dist build
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+
+reset: clean ## remove .venv and the local stack's state: keys, logs
+	rm -rf .venv .venv-* .state
