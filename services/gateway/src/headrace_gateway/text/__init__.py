@@ -1,0 +1,1 @@
+"""Templates, tokenizing, detokenizing and stop strings: all that a gateway does with text."""
