@@ -65,7 +65,7 @@ class MediaItem(_message.Message):
     def __init__(self, kind: _Optional[_Union[MediaItem.Kind, str]] = ..., token_first: _Optional[int] = ..., token_end: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RequestRecord(_message.Message):
-    __slots__ = ("version", "id", "model", "gateway", "slot", "tenant", "band", "key_id", "prompt", "n", "sampling", "deadline_ms", "submitted_ms", "cache_salt", "traceparent", "attempt", "media", "delivered", "edge")
+    __slots__ = ("version", "id", "model", "gateway", "slot", "tenant", "band", "key_id", "prompt", "n", "sampling", "deadline_ms", "submitted_ms", "cache_salt", "traceparent", "attempt", "media", "edge")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -83,7 +83,6 @@ class RequestRecord(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MEDIA_FIELD_NUMBER: _ClassVar[int]
-    DELIVERED_FIELD_NUMBER: _ClassVar[int]
     EDGE_FIELD_NUMBER: _ClassVar[int]
     version: int
     id: str
@@ -102,17 +101,8 @@ class RequestRecord(_message.Message):
     traceparent: str
     attempt: int
     media: _containers.RepeatedCompositeFieldContainer[MediaItem]
-    delivered: _containers.RepeatedCompositeFieldContainer[Delivered]
     edge: bytes
-    def __init__(self, version: _Optional[int] = ..., id: _Optional[str] = ..., model: _Optional[str] = ..., gateway: _Optional[str] = ..., slot: _Optional[int] = ..., tenant: _Optional[str] = ..., band: _Optional[int] = ..., key_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., submitted_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., attempt: _Optional[int] = ..., media: _Optional[_Iterable[_Union[MediaItem, _Mapping]]] = ..., delivered: _Optional[_Iterable[_Union[Delivered, _Mapping]]] = ..., edge: _Optional[bytes] = ...) -> None: ...
-
-class Delivered(_message.Message):
-    __slots__ = ("tokens", "finish")
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    FINISH_FIELD_NUMBER: _ClassVar[int]
-    tokens: _containers.RepeatedScalarFieldContainer[int]
-    finish: _codes_pb2.FinishReason
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[_codes_pb2.FinishReason, str]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., id: _Optional[str] = ..., model: _Optional[str] = ..., gateway: _Optional[str] = ..., slot: _Optional[int] = ..., tenant: _Optional[str] = ..., band: _Optional[int] = ..., key_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., submitted_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., attempt: _Optional[int] = ..., media: _Optional[_Iterable[_Union[MediaItem, _Mapping]]] = ..., edge: _Optional[bytes] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("version", "engine", "pass_id", "slots", "attempts", "firsts", "counts", "tokens", "logged", "finishes", "logprobs", "starts")
