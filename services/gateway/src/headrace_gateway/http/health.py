@@ -14,12 +14,14 @@ def health_routes(readiness: Reports) -> APIRouter:
     """The routes of this family. What they say is fit for anybody."""
     router = APIRouter(tags=["health"])
 
-    @router.api_route("/health/live", methods=["GET", "HEAD"], operation_id="live")
+    @router.head("/health/live", include_in_schema=False)
+    @router.get("/health/live")
     async def live() -> Response:  # pyright: ignore[reportUnusedFunction]
         """Answers as long as the process can answer at all."""
         return JSONResponse({"status": "ok"})
 
-    @router.api_route("/health/ready", methods=["GET", "HEAD"], operation_id="ready")
+    @router.head("/health/ready", include_in_schema=False)
+    @router.get("/health/ready")
     async def ready() -> Response:  # pyright: ignore[reportUnusedFunction]
         """Tells whether new requests are welcome here (200) or not (503, with the reasons)."""
         report = await readiness.report()

@@ -1,0 +1,116 @@
+"""Streams on a real socket: what is written when, and what a departure does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from headrace_gateway.errors import BackendUnavailable
+from headrace_gateway.inference.calls import Call, Done, KeepAlive, UsageTotal
+from structlog.testing import capture_logs
+from support.fake_inference import KEY, MODEL, Step, words
+from support.http_edge import Edge, Wire
+
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
+
+
+def post(path: str, body: dict[str, object]) -> bytes:
+    raw = json.dumps(body).encode()
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+    ).encode() + raw
+
+
+async def until(condition: asyncio.Event) -> None:
+    await asyncio.wait_for(condition.wait(), 5)
+
+
+async def test_deltas_are_written_as_they_come(wire: Wire, edge: Edge) -> None:
+    gate = asyncio.Event()
+
+    def script(_call: Call) -> list[Step]:
+        first, second = words("a", "b")
+        return [first, gate, second, Done(UsageTotal(1, 2, 0))]
+
+    edge.service.script = script
+    await wire.send(post("/v1/chat/completions", {**CHAT, "stream": True}))
+    status, _ = await wire.head()
+    first = await wire.chunk()
+    assert status == 200
+    assert b'"content":"a"' in first
+    gate.set()
+    assert b'"content":"b"' in await wire.chunk()
+    assert await wire.chunk() == b"data: [DONE]\n\n"
+    assert await wire.chunk() == b""
+    assert edge.service.started[0].closed == 1
+
+
+async def test_silence_is_filled_with_comments(wire: Wire, edge: Edge) -> None:
+    def script(_call: Call) -> list[Step]:
+        return [KeepAlive(), *words("a"), Done(UsageTotal(1, 1, 0))]
+
+    edge.service.script = script
+    await wire.send(post("/v1/chat/completions", {**CHAT, "stream": True}))
+    await wire.head()
+    assert await wire.chunk() == b": ping\n\n"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_closes_its_call(
+    wire: Wire, edge: Edge, path: str, stream: bool
+) -> None:
+    never = asyncio.Event()
+
+    def script(_call: Call) -> list[Step]:
+        first, second = words("a", "b")
+        return [first, never, second, Done(UsageTotal(1, 2, 0))]
+
+    edge.service.script = script
+    await wire.send(post(path, {**CHAT, "prompt": "Hi", "stream": stream}))
+    if stream:
+        await wire.head()
+        await wire.chunk()
+    else:
+        await until(edge.service.began)
+    await wire.close()
+    running = edge.service.started[0]
+    await until(running.gone)
+    await asyncio.sleep(0)
+    assert running.closed == 1
+    assert not running.ended
+    assert b'status="499"' in edge.metrics.registry.exposition()
+
+
+async def test_a_failure_in_the_middle_is_an_event_and_no_done(wire: Wire, edge: Edge) -> None:
+    def script(_call: Call) -> list[Step]:
+        return [*words("a", "b")[:1], BackendUnavailable("The queue is gone.")]
+
+    edge.service.script = script
+    await wire.send(post("/v1/completions", {"model": MODEL, "prompt": "Hi", "stream": True}))
+    await wire.head()
+    await wire.chunk()
+    event = await wire.chunk()
+    assert json.loads(event[6:])["error"]["code"] == "backend_unavailable"
+    assert await wire.chunk() == b""
+
+
+async def test_a_fault_of_ours_in_the_middle_is_an_event_without_its_inside(
+    wire: Wire, edge: Edge
+) -> None:
+    def script(_call: Call) -> list[Step]:
+        return [*words("a", "b")[:1], ZeroDivisionError("secret")]
+
+    edge.service.script = script
+    with capture_logs() as logs:
+        await wire.send(post("/v1/completions", {"model": MODEL, "prompt": "Hi", "stream": True}))
+        await wire.head()
+        await wire.chunk()
+        event = await wire.chunk()
+        assert await wire.chunk() == b""
+    assert json.loads(event[6:])["error"]["code"] == "internal"
+    assert b"secret" not in event
+    assert "http.failed" in [line["event"] for line in logs]
+    assert edge.service.started[0].closed == 1
