@@ -5,7 +5,7 @@ Braces mark hash tags, so that all keys of one model, or of one request, share a
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 BANDS: Final = 4
 """Priority bands, 0 the most urgent."""
@@ -20,15 +20,35 @@ GATEWAYS: Final = "hr:gateways"
 API_KEYS: Final = "hr:keys"
 """Set: public ids of API keys."""
 
+HOLE: Final = "%s"
+"""Stands for a name in a pattern of a key; Lua scripts fill it with ``string.format``."""
 
-def queue(model: str, band: int, tenant: str) -> str:
+Hole = Literal["%s"]
+
+
+def queue(model: str, band: int | Hole, tenant: str) -> str:
     """Stream: work of one band and tenant."""
     return f"hr:{{{model}}}:q:{band}:{tenant}"
 
 
-def tenants(model: str, band: int) -> str:
+def tenants(model: str, band: int | Hole) -> str:
     """Sorted set: tenants with queued work, by virtual token counter."""
     return f"hr:{{{model}}}:tenants:{band}"
+
+
+def idle_tenants(model: str, band: int | Hole) -> str:
+    """Sorted set: tenants without queued work whose counter is above the band's floor."""
+    return f"hr:{{{model}}}:idle:{band}"
+
+
+def floors(model: str) -> str:
+    """Hash: band -> the highest minimum its counters have had; a new tenant starts there."""
+    return f"hr:{{{model}}}:floors"
+
+
+def weights(model: str) -> str:
+    """Hash: tenant -> its share. Absent: 1. Counters grow by tokens / weight."""
+    return f"hr:{{{model}}}:weights"
 
 
 def queued(model: str) -> str:
@@ -37,12 +57,47 @@ def queued(model: str) -> str:
 
 
 def leases(model: str) -> str:
-    """Hash: id -> owner, attempt, expiry, gateway. The truth about who runs what."""
+    """Hash: id -> ``owner attempt gateway slot n``. The truth about who runs what."""
     return f"hr:{{{model}}}:leases"
 
 
+def expiries(model: str) -> str:
+    """Sorted set: leased ids by the lease's expiry, unix ms. Same members as ``leases``."""
+    return f"hr:{{{model}}}:expiries"
+
+
+def holding(model: str, engine: str) -> str:
+    """Set: ids that an engine has leases of."""
+    return f"hr:{{{model}}}:holding:{engine}"
+
+
+def orphans(model: str) -> str:
+    """Sorted set: begun requests that wait for a successor, by when they lost their engine."""
+    return f"hr:{{{model}}}:orphans"
+
+
+def suspects(model: str) -> str:
+    """Sorted set: like ``orphans``, of requests whose engines keep dying; each runs alone."""
+    return f"hr:{{{model}}}:suspects"
+
+
+def quarantine(model: str) -> str:
+    """String, TTL: the engine that empties itself to run a suspect alone."""
+    return f"hr:{{{model}}}:quarantine"
+
+
+def sources(model: str) -> str:
+    """Set: gateways with live requests of the model."""
+    return f"hr:{{{model}}}:sources"
+
+
+def requests_of(model: str, gateway: str) -> str:
+    """Set: live requests of the model that a gateway reads."""
+    return f"hr:{{{model}}}:of:{gateway}"
+
+
 def cancels(model: str) -> str:
-    """Hash: id -> CancelMark. The truth about cancels."""
+    """Hash: ``id`` or ``id/choice`` -> CancelMark. The truth about cancels."""
     return f"hr:{{{model}}}:cancel"
 
 
@@ -82,17 +137,17 @@ def out(gateway: str) -> str:
 
 
 def log(request: str) -> str:
-    """Stream, TTL: resume log of one request."""
+    """Stream, TTL once finished: resume log of one request."""
     return f"hr:{{{request}}}:log"
 
 
 def state(request: str) -> str:
-    """Hash, TTL: copy of a request's state, for reading."""
+    """Hash, TTL once finished: copy of a request's state, for reading."""
     return f"hr:{{{request}}}:req"
 
 
 def body(request: str) -> str:
-    """String, TTL: a record too large for a stream entry."""
+    """String: a record too large for a stream entry."""
     return f"hr:{{{request}}}:body"
 
 
@@ -114,3 +169,8 @@ def api_key(public_id: str) -> str:
 def limits(tenant: str) -> str:
     """Prefix of a tenant's limit keys."""
     return f"hr:{{{tenant}}}:lim"
+
+
+def running(tenant: str, key_id: str) -> str:
+    """Sorted set: live requests of one API key by when their reservation lapses, unix ms."""
+    return f"{limits(tenant)}:running:{key_id}"

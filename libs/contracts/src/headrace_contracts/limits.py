@@ -14,6 +14,18 @@ MAX_LOGIT_BIAS: Final = 1024
 MAX_STOP_TOKEN_IDS: Final = 64
 INLINE_RECORD_BYTES: Final = 32 * 1024
 """A larger record goes to ``hr:{id}:body``, by reference."""
+MAX_RECORD_BYTES: Final = 16 * 1024 * 1024
+"""Largest encoded ``RequestRecord``."""
+MAX_NAME: Final = 64
+"""Characters of a request id, tenant, key id or process id."""
+MAX_MODEL_NAME: Final = 128
+"""Characters of a model's name."""
+SUSPECT_CRASHES: Final = 2
+"""Leases of a request that expired before it is run alone."""
+MAX_CRASHES: Final = 3
+"""Leases of a request that expired, the last of them alone, before it is a dead letter."""
+GENERATED_WEIGHT: Final = 2
+"""Prompt tokens that one generated token is worth in a tenant's virtual counter."""
 LOG_EVERY_TOKENS: Final = 16
 """Steps of a request between two appends to its resume log."""
 LOG_EVERY_S: Final = 0.25

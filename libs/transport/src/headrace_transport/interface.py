@@ -1,7 +1,7 @@
 """The wire as its users see it: two protocols, one for each end.
 
-``redis`` (``headrace_transport.connection``) and ``memory`` (``headrace_transport.memory``)
-implement both, and one suite in ``tests/shared`` runs against each.
+``headrace_transport.connection`` implements both over Redis, ``headrace_transport.memory`` in
+memory, and one suite in ``tests/shared`` runs against each.
 
 All methods are coroutines of one event loop. Each raises ``TransportUnavailable`` when the
 server cannot be reached within the configured time; nothing is retried silently except
@@ -84,10 +84,11 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A request this engine now runs.
+    """A request this engine now runs. ``record`` names the gateway and slot of now, after attaches.
 
     ``delivered`` holds, per choice, what earlier attempts delivered: log and frames before the
-    fence. It is empty for a first attempt. ``ended`` holds the terminal rows found there.
+    fence; the log holds all of it. It is empty for a first attempt. ``ended`` holds the terminal
+    rows found there, of choices that must not run again; one of the choices at least has none.
     """
 
     record: RequestRecord
@@ -96,8 +97,8 @@ class Claimed:
     """Leases of this request that expired."""
     delivered: Sequence[Sequence[int]]
     ended: Mapping[int, LogEntry]
-    cancel: CancelMark | None
-    """A mark that was set before the claim."""
+    cancels: Sequence[CancelMark]
+    """Marks of single choices that were set before the claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,8 @@ class Renewed:
 
     lost: Sequence[str]
     """Ids whose lease is no longer ours at that attempt: drop them at once, silently."""
-    cancelled: Mapping[str, CancelMark]
+    cancelled: Mapping[str, Sequence[CancelMark]]
+    """Marks by id, at every renewal until the request has finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,18 +159,31 @@ class GatewayWire(Protocol):
     """The gateway's end."""
 
     # requests
-    async def submit(self, record: RequestRecord, *, max_queued: int) -> Queued:
+    async def submit(
+        self,
+        record: RequestRecord,
+        *,
+        max_queued: int,
+        max_concurrency: int | None = None,
+        resume: LogEntry | None = None,
+    ) -> Queued:
         """Queues a record, once: the same id again is a no-op while it is queued or leased.
 
-        Raises ``QueueFull`` (with depth, limit) and ``RequestConflict`` for an id that already finished.
+        ``max_concurrency`` bounds the live requests of ``record.key_id``. ``resume`` holds what was
+        delivered before the server lost the request: it becomes the resume log, so that no
+        delivered token is decided again.
+
+        Raises ``QueueFull`` (with depth, limit), ``ConcurrencyExceeded`` (with running, limit),
+        ``RequestConflict`` for an id that already finished, ``RecordRejected`` for one that may not
+        enter a key.
         """
         ...
 
     async def cancel(self, model: str, request: str, mark: CancelMark) -> bool:
         """Marks, then nudges the owner. False: the request is unknown or has ended.
 
-        A queued request that is cancelled leaves the queue's depth at once; its FINISH is
-        the caller's to tell, and ``state`` says finished.
+        A queued request that is cancelled whole ends at once: it leaves the queue's depth, its
+        state says finished, and its gateway's out stream gets a terminal frame.
         """
         ...
 
@@ -232,7 +247,10 @@ class EngineWire(Protocol):
         self, model: str, engine: str, *, credit: int, lease_ms: int
     ) -> Sequence[Claimed]:
         """Takes at most ``credit`` requests: expired leases first, then bands in order, then
-        the tenants with the least counter. Cancelled and expired entries are finished on the way.
+        the tenants with the least counter. Cancelled and expired entries are finished on the way,
+        dead letters too. A request whose engines keep dying is given alone.
+
+        Call it after every ``wait_bell``: leases expire without a ring.
         """
         ...
 
@@ -258,13 +276,23 @@ class EngineWire(Protocol):
         """Appends the last log entry, acknowledges, deletes, drops lease and mark, charges the tenant."""
         ...
 
+    async def cancels(
+        self, model: str, requests: Sequence[str]
+    ) -> Mapping[str, Sequence[CancelMark]]:
+        """Marks of those of the requests that have any: what a nudge points at."""
+        ...
+
     # results
     async def publish(self, frames: Mapping[str, Frame]) -> Mapping[str, FrameId]:
         """One frame per gateway, in one round trip. A frame for a dead gateway is dropped."""
         ...
 
     async def append_log(self, engine: str, request: str, attempt: int, entry: LogEntry) -> Logged:
-        """Appends if the attempt is still ours and ``firsts`` continue the log."""
+        """Appends if the attempt is still ours and all ``firsts`` continue the log.
+
+        A row that does not continue its choice appends nothing, so that a repeated append does no
+        harm: compare ``lengths`` with what was to be logged.
+        """
         ...
 
     # control

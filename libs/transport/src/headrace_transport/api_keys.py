@@ -1,0 +1,80 @@
+"""API keys: durable, a hash each, and a set that lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace_contracts import keys
+
+from headrace_transport.interface import ApiKey
+from headrace_transport.names import check_name
+from headrace_transport.part import Part
+from headrace_transport.replies import Argument, as_fields, as_list, as_text
+
+
+class ApiKeys(Part):
+    """API keys over Redis. A secret never comes here, only its HMAC."""
+
+    async def api_key(self, public_id: str) -> ApiKey | None:
+        """The key, or None; also None for an id that no key can have."""
+        fields = as_fields(await self._server.command("HGETALL", keys.api_key(public_id)))
+        return _key_of(public_id, fields) if fields else None
+
+    async def api_keys(self) -> Sequence[ApiKey]:
+        """All keys, by public id."""
+        reply = as_list(await self._server.command("SMEMBERS", keys.API_KEYS))
+        names = sorted(as_text(name) for name in reply)
+        hashes = await self._server.pipeline([("HGETALL", keys.api_key(name)) for name in names])
+        found = [(name, as_fields(reply)) for name, reply in zip(names, hashes, strict=True)]
+        return [_key_of(name, fields) for name, fields in found if fields]
+
+    async def put_api_key(self, key: ApiKey) -> None:
+        """Stores a key, or replaces it."""
+        check_name("a key id", key.public_id)
+        check_name("a tenant", key.tenant)
+        fields: list[Argument] = ["digest", key.digest, "name", key.name, "tenant", key.tenant]
+        fields += ["scopes", " ".join(sorted(key.scopes)), "models", " ".join(sorted(key.models))]
+        fields += ["created_ms", key.created_ms, "band", key.band]
+        for name, value in (
+            ("expires_ms", key.expires_ms),
+            ("revoked_ms", key.revoked_ms),
+            ("max_concurrency", key.max_concurrency),
+        ):
+            if value is not None:
+                fields += [name, value]
+        await self._server.pipeline(
+            [
+                ("MULTI",),
+                ("DEL", keys.api_key(key.public_id)),
+                ("HSET", keys.api_key(key.public_id), *fields),
+                ("SADD", keys.API_KEYS, key.public_id),
+                ("EXEC",),
+            ]
+        )
+
+    async def revoke_api_key(self, public_id: str, *, at_ms: int) -> bool:
+        """Marks a key as revoked from ``at_ms`` on. False: there is no such key."""
+        name = keys.api_key(public_id)
+        if not await self._server.command("EXISTS", name):
+            return False
+        await self._server.command("HSET", name, "revoked_ms", at_ms)
+        return True
+
+
+def _key_of(public_id: str, fields: dict[str, bytes]) -> ApiKey:
+    def number(name: str) -> int | None:
+        return int(fields[name]) if name in fields else None
+
+    return ApiKey(
+        public_id=public_id,
+        digest=fields["digest"],
+        name=fields["name"].decode(),
+        tenant=fields["tenant"].decode(),
+        scopes=frozenset(fields["scopes"].decode().split()),
+        models=frozenset(fields["models"].decode().split()),
+        created_ms=int(fields["created_ms"]),
+        expires_ms=number("expires_ms"),
+        revoked_ms=number("revoked_ms"),
+        band=int(fields["band"]),
+        max_concurrency=number("max_concurrency"),
+    )

@@ -1,0 +1,89 @@
+"""Cancel marks: set by gateways, read by engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headrace_contracts import keys
+from headrace_contracts.limits import MAX_CHOICES, WIRE_VERSION
+from headrace_contracts.pb.queue_pb2 import CancelMark, CancelNudge, Control
+
+from headrace_transport.endings import ending_of, terminal_frame, total_usage
+from headrace_transport.errors import TransportUnavailable
+from headrace_transport.names import check_model, check_name
+from headrace_transport.part import Part
+from headrace_transport.replies import as_bytes, as_list, as_text
+
+_TRIES = 8
+
+
+class CancelMarks(Part):
+    """The gateway's cancels, over Redis."""
+
+    async def cancel(self, model: str, request: str, mark: CancelMark) -> bool:
+        """See ``GatewayWire.cancel``. Safe to repeat."""
+        check_model(model)
+        check_name("a request id", request)
+        nudge = Control(version=WIRE_VERSION, cancel=CancelNudge(id=request))
+        for _ in range(_TRIES):
+            answer = await self._try_cancel(model, request, mark, nudge)
+            if answer != "changed":
+                return answer != "unknown"
+        raise TransportUnavailable(f"request {request} changed hands {_TRIES} times meanwhile")
+
+    async def _try_cancel(self, model: str, request: str, mark: CancelMark, nudge: Control) -> str:
+        # The terminal frame is made here, from what the script then finds unchanged.
+        names = ("attempt", "gateway", "slot", "n", "prompt", "lengths")
+        values = as_list(await self._server.command("HMGET", keys.state(request), *names))
+        if values[0] is None:
+            return "unknown"
+        attempt, gateway, slot, n, prompt = (as_text(value) for value in values[:5])
+        held = [int(length) for length in as_bytes(values[5] or b"").decode().split(",") if length]
+        frame = terminal_frame(
+            slot=int(slot),
+            attempt=int(attempt) + 1,
+            lengths=held or [0] * int(n),
+            ending=ending_of(mark),
+            prompt_tokens=int(prompt),
+        )
+        usage = total_usage(list(frame.finishes), prompt_tokens=int(prompt))
+        reply = await self._server.run_model(
+            "cancel",
+            model,
+            [
+                request,
+                mark.SerializeToString(),
+                mark.choice if mark.HasField("choice") else "",
+                nudge.SerializeToString(),
+                int(ending_of(mark).reason),
+                frame.SerializeToString(),
+                attempt,
+                gateway,
+                slot,
+                usage.SerializeToString(),
+            ],
+        )
+        return as_text(reply)
+
+
+class MarkReads(Part):
+    """The engine's reading of marks, over Redis."""
+
+    async def cancels(
+        self, model: str, requests: Sequence[str]
+    ) -> Mapping[str, Sequence[CancelMark]]:
+        """See ``EngineWire.cancels``."""
+        if not requests:
+            return {}
+        names = [
+            name
+            for request in requests
+            for name in (request, *(f"{request}/{choice}" for choice in range(MAX_CHOICES)))
+        ]
+        values = as_list(await self._server.command("HMGET", keys.cancels(model), *names))
+        found: dict[str, list[CancelMark]] = {}
+        for name, value in zip(names, values, strict=True):
+            if value is not None:
+                mark = CancelMark.FromString(as_bytes(value))
+                found.setdefault(name.partition("/")[0], []).append(mark)
+        return found

@@ -1,0 +1,67 @@
+"""Model cards and the files they name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+from headrace_contracts import keys
+from headrace_contracts.limits import WIRE_VERSION
+from headrace_contracts.pb.queue_pb2 import ModelCard
+
+from headrace_transport.names import check_model
+from headrace_transport.part import Part
+from headrace_transport.replies import as_bytes, as_list, as_text
+
+
+class CardReads(Part):
+    """Cards as both ends read them."""
+
+    async def card(self, model: str) -> ModelCard | None:
+        """The card of a model, or None; also None for a version this process does not know."""
+        reply = await self._server.command("GET", keys.card(check_model(model)))
+        return card_of(as_bytes(reply)) if reply is not None else None
+
+    async def cards(self) -> Sequence[ModelCard]:
+        """Every model's card, by name."""
+        names = [as_text(name) for name in as_list(await self._server.command(*_ALL))]
+        if not names:
+            return []
+        reply = await self._server.command("MGET", *(keys.card(name) for name in sorted(names)))
+        cards = (card_of(as_bytes(data)) for data in as_list(reply) if data is not None)
+        return [card for card in cards if card is not None]
+
+    async def blob(self, digest: str) -> bytes | None:
+        """A file by its SHA-256 in hex, or None."""
+        reply = await self._server.command("GET", keys.blob(digest))
+        return as_bytes(reply) if reply is not None else None
+
+
+class CardWrites(CardReads):
+    """Cards as the engine writes them."""
+
+    async def put_card(self, card: ModelCard) -> None:
+        """Stores a card; it stays when the engine goes."""
+        name = check_model(card.model)
+        await self._server.pipeline(
+            [
+                ("SET", keys.card(name), card.SerializeToString()),
+                ("ZADD", keys.MODELS, "+inf", name),
+            ]
+        )
+
+    async def put_blob(self, data: bytes) -> str:
+        """See ``EngineWire.put_blob``. A file that is there already is not sent again."""
+        digest = sha256(data).hexdigest()
+        if not await self._server.command("EXISTS", keys.blob(digest)):
+            await self._server.command("SET", keys.blob(digest), data)
+        return digest
+
+
+_ALL = ("ZRANGE", keys.MODELS, 0, -1)
+
+
+def card_of(data: bytes) -> ModelCard | None:
+    """A card of a version this process knows, or None."""
+    card = ModelCard.FromString(data)
+    return card if card.version == WIRE_VERSION else None

@@ -1,0 +1,85 @@
+"""What the wire raises.
+
+TransportError
+├── TransportUnavailable   the server's move: try again later
+├── ServerUnsuitable       the operator's move: the server, or how it is set up, cannot carry us
+├── CommandFailed          a defect of ours, or foreign data under one of our keys
+└── SubmitRefused          the caller's move
+    ├── QueueFull           come back later
+    ├── ConcurrencyExceeded come back when one of the key's requests has ended
+    ├── RequestConflict     use another id
+    └── RecordRejected      change the record
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from headrace_contracts.codes import Code
+
+
+class TransportError(Exception):
+    """Root of the tree."""
+
+    code: ClassVar[Code] = Code.INTERNAL
+
+
+class TransportUnavailable(TransportError):
+    """The server cannot be reached, or cannot write, for now."""
+
+    code = Code.BACKEND_UNAVAILABLE
+
+
+class ServerUnsuitable(TransportError):
+    """The server was refused at start."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}; {remedy}")
+        self.reason = reason
+        self.remedy = remedy
+
+
+class CommandFailed(TransportError):
+    """The server refused a command that should have worked."""
+
+
+class SubmitRefused(TransportError):
+    """Nothing was queued."""
+
+
+class QueueFull(SubmitRefused):
+    """The model's queue is at its bound."""
+
+    code = Code.QUEUE_FULL
+
+    def __init__(self, *, depth: int, limit: int) -> None:
+        super().__init__(f"{depth} requests are queued and the limit is {limit}")
+        self.depth = depth
+        self.limit = limit
+
+
+class ConcurrencyExceeded(SubmitRefused):
+    """The API key has as many live requests as it may."""
+
+    code = Code.RATE_LIMIT_EXCEEDED
+
+    def __init__(self, *, running: int, limit: int) -> None:
+        super().__init__(f"{running} requests of this key are live and its limit is {limit}")
+        self.running = running
+        self.limit = limit
+
+
+class RequestConflict(SubmitRefused):
+    """The id belongs to a request that has finished."""
+
+    code = Code.CONFLICT
+
+    def __init__(self, *, request: str) -> None:
+        super().__init__(f"request {request} has finished; its id cannot be used again")
+        self.request = request
+
+
+class RecordRejected(SubmitRefused):
+    """A name or a size that may not enter a key or a stream."""
+
+    code = Code.INVALID_REQUEST

@@ -1,0 +1,93 @@
+"""Result frames and fences in out streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headrace_contracts import keys
+from headrace_contracts.limits import WIRE_VERSION
+from headrace_contracts.pb.queue_pb2 import Fence, Frame
+
+from headrace_transport.interface import FrameId, OutEntry
+from headrace_transport.names import check_name
+from headrace_transport.part import Part
+from headrace_transport.replies import Argument, Reply, as_entries, as_list, as_text
+
+_READ = 256
+"""Entries of one read."""
+
+
+class FrameReads(Part):
+    """The gateway's end of its out stream."""
+
+    async def read_out(self, gateway: str, after: FrameId, *, block_ms: int) -> Sequence[OutEntry]:
+        """See ``GatewayWire.read_out``."""
+        stream = keys.out(check_name("a gateway", gateway))
+        reply = await self._server.blocking(
+            stream,
+            *("XREAD", "COUNT", _READ, "BLOCK", max(1, block_ms), "STREAMS", stream, after),
+            block_ms=block_ms,
+        )
+        streams = as_list(reply)
+        return out_entries(as_list(streams[0])[1]) if streams else []
+
+    async def trim_out(self, gateway: str, below: FrameId) -> None:
+        """See ``GatewayWire.trim_out``."""
+        stream = keys.out(check_name("a gateway", gateway))
+        await self._server.command("XTRIM", stream, "MINID", below)
+
+
+class FrameWrites(Part):
+    """The engine's end of all out streams."""
+
+    async def publish(self, frames: Mapping[str, Frame]) -> Mapping[str, FrameId]:
+        """See ``EngineWire.publish``."""
+        posted = await self.post(list(frames.items()))
+        return {
+            gateway: frame
+            for gateway, frame in zip(frames, posted, strict=True)
+            if frame is not None
+        }
+
+    async def post(self, entries: Sequence[tuple[str, Frame | Fence]]) -> Sequence[FrameId | None]:
+        """Appends in one round trip; None for a gateway that was reaped."""
+        if not entries:
+            return []
+        names = [keys.GATEWAYS, *(keys.out(gateway) for gateway, _ in entries)]
+        arguments: list[Argument] = []
+        for gateway, item in entries:
+            field = "frame" if isinstance(item, Frame) else "fence"
+            arguments += [gateway, field, item.SerializeToString()]
+        reply = as_list(await self._server.run("post", names, arguments))
+        return [FrameId(as_text(name)) if name else None for name in reply]
+
+    async def frames_of(
+        self, gateway: str, after: FrameId, before: FrameId | None
+    ) -> Sequence[OutEntry]:
+        """See ``ClaimSteps.frames_of``."""
+        end = "+" if before is None else f"({before}"
+        found: list[OutEntry] = []
+        while True:
+            reply = await self._server.command(
+                "XRANGE", keys.out(gateway), f"({after}", end, "COUNT", _READ
+            )
+            found += out_entries(reply)
+            if len(as_list(reply)) < _READ:
+                return found
+            after = found[-1].id
+
+
+def out_entries(reply: Reply) -> list[OutEntry]:
+    """Frames and fences of a reply; what has a version of the future is left out."""
+    found: list[OutEntry] = []
+    for name, fields in as_entries(reply):
+        item: Frame | Fence
+        if "frame" in fields:
+            item = Frame.FromString(fields["frame"])
+        elif "fence" in fields:
+            item = Fence.FromString(fields["fence"])
+        else:
+            continue
+        if item.version == WIRE_VERSION:
+            found.append(OutEntry(id=FrameId(name), item=item))
+    return found

@@ -1,0 +1,182 @@
+"""Work and its leases, from the engine's side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headrace_contracts import keys
+from headrace_contracts.codes import FinishReason
+from headrace_contracts.keys import BANDS, HOLE
+from headrace_contracts.limits import (
+    GENERATED_WEIGHT,
+    INLINE_RECORD_BYTES,
+    MAX_CRASHES,
+    SUSPECT_CRASHES,
+)
+from headrace_contracts.pb.queue_pb2 import CancelMark, LogEntry, Usage
+
+from headrace_transport.claims import Claims, Taken
+from headrace_transport.errors import CommandFailed
+from headrace_transport.frames import FrameWrites
+from headrace_transport.interface import Claimed, Logged, Renewed, Settled
+from headrace_transport.names import check_model, check_name
+from headrace_transport.replies import (
+    Argument,
+    Reply,
+    as_bytes,
+    as_entries,
+    as_int,
+    as_list,
+    as_text,
+)
+from headrace_transport.server import Server
+
+_LOOKS = 128
+"""Entries and expired leases that one claim looks at besides what it gives."""
+
+
+class Leases(FrameWrites):
+    """The engine's requests over Redis. Implements ``ClaimSteps``."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        self._claims = Claims(self)
+
+    async def wait_bell(self, model: str, *, timeout_ms: int) -> bool:
+        """See ``EngineWire.wait_bell``."""
+        bell = keys.bell(check_model(model))
+        seconds = max(timeout_ms, 1) / 1000
+        reply = await self._server.blocking(bell, "BLPOP", bell, seconds, block_ms=timeout_ms)
+        return reply is not None
+
+    async def claim(
+        self, model: str, engine: str, *, credit: int, lease_ms: int
+    ) -> Sequence[Claimed]:
+        """See ``EngineWire.claim``."""
+        check_name("an engine", engine)
+        return await self._claims.claim(
+            check_model(model), engine, credit=credit, lease_ms=lease_ms
+        )
+
+    async def renew(
+        self, model: str, engine: str, attempts: Mapping[str, int], *, lease_ms: int
+    ) -> Renewed:
+        """See ``EngineWire.renew``."""
+        if not attempts:
+            return Renewed(lost=(), cancelled={})
+        lost, cancelled = as_list(
+            await self._server.run_model("renew", model, [engine, lease_ms, *_flat(attempts)])
+        )
+        flat = as_list(cancelled)
+        return Renewed(
+            lost=[as_text(name) for name in as_list(lost)],
+            cancelled={as_text(flat[i]): _marks(flat[i + 1]) for i in range(0, len(flat) - 1, 2)},
+        )
+
+    async def release(self, model: str, engine: str, attempts: Mapping[str, int]) -> None:
+        """See ``EngineWire.release``."""
+        if attempts:
+            arguments = [engine, SUSPECT_CRASHES, MAX_CRASHES, *_flat(attempts)]
+            await self._server.run_model("release", model, arguments)
+
+    async def finish(
+        self,
+        model: str,
+        engine: str,
+        request: str,
+        attempt: int,
+        *,
+        entry: LogEntry,
+        reason: FinishReason,
+        usage: Usage,
+    ) -> Settled:
+        """See ``EngineWire.finish``. Safe to repeat: it answers alike the second time."""
+        arguments: list[Argument] = [
+            engine,
+            request,
+            attempt,
+            entry.SerializeToString() if entry.choices else b"",
+            int(reason),
+            usage.SerializeToString(),
+            usage.completion_tokens * GENERATED_WEIGHT,
+        ]
+        return Settled(ours=as_int(await self._server.run_model("finish", model, arguments)) == 1)
+
+    async def append_log(self, engine: str, request: str, attempt: int, entry: LogEntry) -> Logged:
+        """See ``EngineWire.append_log``."""
+        arguments: list[Argument] = [
+            keys.leases(HOLE),
+            request,
+            engine,
+            attempt,
+            entry.SerializeToString(),
+        ]
+        for row in zip(entry.choices, entry.firsts, entry.counts, strict=True):
+            arguments += row
+        names = [keys.state(request), keys.log(request)]
+        ours, *lengths = as_list(await self._server.run("append_log", names, arguments))
+        return Logged(ours=as_int(ours) == 1, lengths=[as_int(length) for length in lengths])
+
+    # steps of a claim
+    async def take(self, model: str, engine: str, *, credit: int, lease_ms: int) -> Sequence[Taken]:
+        """The claim itself, in one script."""
+        arguments: list[Argument] = [
+            engine,
+            credit,
+            lease_ms,
+            SUSPECT_CRASHES,
+            MAX_CRASHES,
+            INLINE_RECORD_BYTES,
+            BANDS,
+            credit + _LOOKS,
+        ]
+        reply = await self._server.run_model("claim", model, arguments)
+        return [_taken(as_list(row)) for row in as_list(reply)]
+
+    async def log_of(self, request: str) -> Sequence[LogEntry]:
+        """All of a request's resume log."""
+        reply = await self._server.command("XRANGE", keys.log(request), "-", "+")
+        return [LogEntry.FromString(fields["entry"]) for _, fields in as_entries(reply)]
+
+    async def bury(
+        self, model: str, engine: str, request: str, attempt: int, *, why: str, usage: Usage
+    ) -> Settled:
+        """Moves a request to the dead letters."""
+        arguments: list[Argument] = [
+            engine,
+            request,
+            attempt,
+            why,
+            int(FinishReason.ERROR),
+            usage.SerializeToString(),
+        ]
+        return Settled(ours=as_int(await self._server.run_model("bury", model, arguments)) == 1)
+
+
+def _flat(attempts: Mapping[str, int]) -> list[Argument]:
+    return [item for pair in attempts.items() for item in pair]
+
+
+def _marks(reply: Reply) -> list[CancelMark]:
+    return [CancelMark.FromString(as_bytes(mark)) for mark in as_list(reply)]
+
+
+def _taken(row: list[Reply]) -> Taken:
+    verdict = as_text(row[3])
+    if verdict not in ("run", "poison", "expired", "lost"):
+        raise CommandFailed(f"a claim's verdict is {verdict!r}")
+    past = as_text(row[9]).split()
+    return Taken(
+        id=as_text(row[0]),
+        attempt=as_int(row[1]),
+        crashes=as_int(row[2]),
+        verdict=verdict,
+        gateway=as_text(row[4]),
+        slot=as_int(row[5]),
+        n=as_int(row[6]),
+        prompt_tokens=as_int(row[7]),
+        begun=as_int(row[8]) == 1,
+        past=[(past[i], int(past[i + 1])) for i in range(0, len(past), 2)],
+        record=as_bytes(row[10]),
+        marks=_marks(row[11]),
+    )

@@ -1,0 +1,36 @@
+"""Names that become parts of keys: checked once, where they enter the wire."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from headrace_contracts.limits import MAX_MODEL_NAME, MAX_NAME
+
+from headrace_transport.errors import RecordRejected
+
+_NAME: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_NAME}}}\Z")
+_MODEL: Final = re.compile(rf"[A-Za-z0-9._:/@+-]{{1,{MAX_MODEL_NAME}}}\Z")
+
+
+def check_name(what: str, name: str) -> str:
+    """Returns the name of a request, tenant, key or process; raises ``RecordRejected``."""
+    if not _NAME.match(name):
+        raise RecordRejected(
+            f"{what} must be 1 to {MAX_NAME} characters of A-Z a-z 0-9 . _ : -, not {_shown(name)}"
+        )
+    return name
+
+
+def check_model(name: str) -> str:
+    """Returns a model's name; raises ``RecordRejected``."""
+    if not _MODEL.match(name):
+        raise RecordRejected(
+            f"a model's name must be 1 to {MAX_MODEL_NAME} characters of A-Z a-z 0-9 . _ : / @ + -, "
+            f"not {_shown(name)}"
+        )
+    return name
+
+
+def _shown(name: str) -> str:
+    return repr(name if len(name) <= 40 else f"{name[:40]}…")

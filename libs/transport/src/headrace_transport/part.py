@@ -1,0 +1,20 @@
+"""What every part of a Redis wire has: the server."""
+
+from __future__ import annotations
+
+from headrace_transport.server import Server
+
+
+class Part:
+    """Base of the parts that ``headrace_transport.connection`` composes into wires."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def ping(self) -> None:
+        """Raises ``TransportUnavailable`` when the server does not answer in time."""
+        await self._server.command("PING")
+
+    async def close(self) -> None:
+        """Closes every connection of the wire."""
+        await self._server.close()

@@ -1,0 +1,117 @@
+"""Leases of the processes themselves, and the reaper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace_contracts import keys
+from headrace_contracts.keys import HOLE
+from headrace_contracts.pb import codes_pb2
+from headrace_contracts.pb.queue_pb2 import CancelMark
+
+from headrace_transport.cancels import CancelMarks
+from headrace_transport.errors import CommandFailed
+from headrace_transport.interface import EngineInfo
+from headrace_transport.names import check_model, check_name
+from headrace_transport.part import Part
+from headrace_transport.replies import as_fields, as_list, as_text
+
+_REAP = 256
+"""Requests and processes that one reaping looks at, of each kind."""
+
+
+class GatewayLeases(Part):
+    """What a gateway says and asks about processes."""
+
+    async def beat_gateway(self, gateway: str, *, ttl_ms: int) -> None:
+        """See ``GatewayWire.beat_gateway``."""
+        check_name("a gateway", gateway)
+        await self._server.run("beat", [keys.gateway(gateway), keys.GATEWAYS], [gateway, ttl_ms])
+
+    async def leave_gateway(self, gateway: str) -> None:
+        """See ``GatewayWire.leave_gateway``. Its requests become the reaper's at once."""
+        await self._server.pipeline(
+            [
+                ("ZREM", keys.GATEWAYS, gateway),
+                ("DEL", keys.gateway(gateway), keys.out(gateway)),
+            ]
+        )
+
+    async def engines(self, model: str) -> Sequence[EngineInfo]:
+        """See ``GatewayWire.engines``."""
+        reply = as_list(
+            await self._server.run(
+                "present", [keys.engines(check_model(model))], [keys.engine(HOLE)]
+            )
+        )
+        found: list[EngineInfo] = []
+        for i in range(0, len(reply), 2):
+            fields = as_fields(reply[i + 1])
+            if fields:
+                found.append(_info(as_text(reply[i]), fields))
+        return found
+
+
+class EngineLeases(Part):
+    """What an engine says about processes, and what it clears."""
+
+    async def beat_engine(self, info: EngineInfo, *, ttl_ms: int) -> None:
+        """See ``EngineWire.beat_engine``."""
+        check_name("an engine", info.process)
+        await self._server.run(
+            "beat",
+            [keys.engine(info.process), keys.engines(check_model(info.model))],
+            [
+                *(info.process, ttl_ms),
+                *("model", info.model, "state", info.state),
+                *("running", info.running, "waiting", info.waiting),
+                *("free_blocks", info.free_blocks, "total_blocks", info.total_blocks),
+            ],
+        )
+
+    async def leave_engine(self, info: EngineInfo) -> None:
+        """See ``EngineWire.leave_engine``."""
+        await self._server.pipeline(
+            [
+                ("ZREM", keys.engines(info.model), info.process),
+                ("DEL", keys.engine(info.process), keys.control(info.process)),
+            ]
+        )
+
+    async def reap(self, model: str) -> None:
+        """See ``EngineWire.reap``."""
+        stranded, expired = as_list(
+            await self._server.run_model(
+                "reap",
+                check_model(model),
+                [
+                    self._server.options.resume_grace_ms,
+                    keys.engines(model),
+                    keys.engine(HOLE),
+                    keys.gateway(HOLE),
+                    _REAP,
+                ],
+            )
+        )
+        marks = CancelMarks(self._server)
+        for ids, reason in (
+            (stranded, codes_pb2.FINISH_REASON_CANCELLED),
+            (expired, codes_pb2.FINISH_REASON_DEADLINE),
+        ):
+            for request in as_list(ids):
+                await marks.cancel(model, as_text(request), CancelMark(reason=reason))
+
+
+def _info(process: str, fields: dict[str, bytes]) -> EngineInfo:
+    state = fields["state"].decode()
+    if state not in ("loading", "ready", "draining"):
+        raise CommandFailed(f"an engine's state is {state!r}")
+    return EngineInfo(
+        process=process,
+        model=fields["model"].decode(),
+        state=state,
+        running=int(fields["running"]),
+        waiting=int(fields["waiting"]),
+        free_blocks=int(fields["free_blocks"]),
+        total_blocks=int(fields["total_blocks"]),
+    )

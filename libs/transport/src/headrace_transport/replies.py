@@ -1,0 +1,55 @@
+"""Replies of the server, narrowed: what is not of the expected shape is ``CommandFailed``."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from headrace_transport.errors import CommandFailed
+
+Reply: TypeAlias = "bytes | int | float | list[Reply] | None"
+Argument: TypeAlias = bytes | str | int | float
+
+
+def as_int(reply: Reply) -> int:
+    """An integer, or a string of one."""
+    if isinstance(reply, int):
+        return reply
+    if isinstance(reply, bytes):
+        return int(float(reply))
+    raise CommandFailed(f"expected an integer, got {type(reply).__name__}")
+
+
+def as_bytes(reply: Reply) -> bytes:
+    """A string of bytes."""
+    if isinstance(reply, bytes):
+        return reply
+    raise CommandFailed(f"expected a string, got {type(reply).__name__}")
+
+
+def as_text(reply: Reply) -> str:
+    """A string of text."""
+    return as_bytes(reply).decode()
+
+
+def as_list(reply: Reply) -> list[Reply]:
+    """An array; an absent one is empty."""
+    if reply is None:
+        return []
+    if isinstance(reply, list):
+        return reply
+    raise CommandFailed(f"expected an array, got {type(reply).__name__}")
+
+
+def as_fields(reply: Reply) -> dict[str, bytes]:
+    """An array of field, value, field, value."""
+    flat = as_list(reply)
+    return {as_text(flat[i]): as_bytes(flat[i + 1]) for i in range(0, len(flat) - 1, 2)}
+
+
+def as_entries(reply: Reply) -> list[tuple[str, dict[str, bytes]]]:
+    """Entries of a stream: id and fields."""
+    found: list[tuple[str, dict[str, bytes]]] = []
+    for entry in as_list(reply):
+        name, fields = as_list(entry)
+        found.append((as_text(name), as_fields(fields)))
+    return found

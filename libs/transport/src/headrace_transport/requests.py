@@ -1,0 +1,148 @@
+"""Requests, from the gateway's side: submit, attach, state, log, depth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace_contracts import keys
+from headrace_contracts.codes import FinishReason
+from headrace_contracts.limits import INLINE_RECORD_BYTES, WIRE_VERSION
+from headrace_contracts.pb.queue_pb2 import Attach, Control, LogEntry, RequestRecord, Usage
+
+from headrace_transport.errors import (
+    CommandFailed,
+    ConcurrencyExceeded,
+    QueueFull,
+    RequestConflict,
+)
+from headrace_transport.interface import Lease, Queued, RequestState
+from headrace_transport.names import check_model, check_name
+from headrace_transport.part import Part
+from headrace_transport.records import encode, lengths_of
+from headrace_transport.replies import as_bytes, as_entries, as_fields, as_int, as_list, as_text
+
+
+class Requests(Part):
+    """The gateway's requests over Redis."""
+
+    async def submit(
+        self,
+        record: RequestRecord,
+        *,
+        max_queued: int,
+        max_concurrency: int | None = None,
+        resume: LogEntry | None = None,
+    ) -> Queued:
+        """See ``GatewayWire.submit``. Safe to repeat after ``TransportUnavailable``."""
+        data = encode(record)
+        held = lengths_of(record.n, resume) if resume is not None else []
+        reply = as_list(
+            await self._server.run_model(
+                "submit",
+                record.model,
+                [
+                    record.id,
+                    data,
+                    int(len(data) > INLINE_RECORD_BYTES),
+                    record.tenant,
+                    record.band,
+                    record.key_id,
+                    record.n,
+                    record.gateway,
+                    record.slot,
+                    record.deadline_ms,
+                    record.attempt,
+                    len(record.prompt),
+                    max_queued,
+                    max_concurrency or 0,
+                    self._server.options.sign_of_life_ms,
+                    record.model,
+                    resume.SerializeToString() if resume is not None else b"",
+                    ",".join(str(length) for length in held),
+                ],
+            )
+        )
+        match as_text(reply[0]):
+            case "queued":
+                return Queued(depth=as_int(reply[1]))
+            case "full":
+                raise QueueFull(depth=as_int(reply[1]), limit=max_queued)
+            case "busy":
+                raise ConcurrencyExceeded(running=as_int(reply[1]), limit=max_concurrency or 0)
+            case "finished":
+                raise RequestConflict(request=record.id)
+            case answer:
+                raise CommandFailed(f"submit answered {answer!r}")
+
+    async def attach(self, request: str, gateway: str, slot: int, first: int) -> Lease | None:
+        """See ``GatewayWire.attach``."""
+        check_name("a gateway", gateway)
+        state = await self.request_state(request)
+        if state is None or state.status != "running":
+            return None
+        control = Control(
+            version=WIRE_VERSION,
+            attach=Attach(id=request, gateway=gateway, slot=slot, first=first),
+        )
+        reply = as_list(
+            await self._server.run_model(
+                "attach",
+                state.model,
+                [
+                    request,
+                    gateway,
+                    slot,
+                    control.SerializeToString(),
+                    self._server.options.sign_of_life_ms,
+                ],
+            )
+        )
+        if not reply:
+            return None
+        owner, attempt, expires = reply
+        return Lease(
+            owner=as_text(owner),
+            attempt=as_int(attempt),
+            expires_ms=as_int(expires),
+            gateway=gateway,
+            slot=slot,
+        )
+
+    async def request_state(self, request: str) -> RequestState | None:
+        """See ``GatewayWire.request_state``."""
+        check_name("a request id", request)
+        fields = as_fields(await self._server.command("HGETALL", keys.state(request)))
+        if not fields:
+            return None
+        return state_of(fields)
+
+    async def read_log(self, request: str, after: str = "0-0") -> Sequence[tuple[str, LogEntry]]:
+        """See ``GatewayWire.read_log``."""
+        check_name("a request id", request)
+        reply = await self._server.command("XRANGE", keys.log(request), f"({after}", "+")
+        return [(name, LogEntry.FromString(fields["entry"])) for name, fields in as_entries(reply)]
+
+    async def queue_depth(self, model: str) -> int:
+        """See ``GatewayWire.queue_depth``. A request whose deadline passed counts no more."""
+        check_model(model)
+        return as_int(await self._server.run("depth", [keys.queued(model)], []))
+
+
+def state_of(fields: dict[str, bytes]) -> RequestState:
+    """A request's state from its hash."""
+    text = {name: value.decode() for name, value in fields.items() if name != "usage"}
+    status = text["status"]
+    if status not in ("queued", "running", "finished"):
+        raise CommandFailed(f"a request's status is {status!r}")
+    return RequestState(
+        status=status,
+        model=text["model"],
+        tenant=text["tenant"],
+        key_id=text["key"],
+        n=int(text["n"]),
+        attempt=int(text["attempt"]),
+        created_ms=int(text["created"]),
+        finish=FinishReason(int(text["finish"])) if "finish" in text else None,
+        usage=Usage.FromString(as_bytes(fields["usage"])) if "usage" in fields else None,
+        prompt_tokens=int(text["prompt"]),
+    )

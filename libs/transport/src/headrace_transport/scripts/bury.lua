@@ -1,0 +1,20 @@
+-- Ends a request as an error and keeps it in the dead letters.
+--
+-- prelude common
+-- A  1 engine  2 id  3 attempt  4 why  5 finish reason  6 usage
+-- Returns 1 when the request was the engine's, else 0
+local engine, id, attempt = A[1], A[2], A[3]
+if not is_of(lease_of(id), engine, attempt) then return 0 end
+local st = read(id, 'tenant', 'band', 'key', 'n', 'gateway', 'entry', 'delivered', 'crashes')
+drop_lease(id, engine)
+if not st then return 0 end
+local record = ''
+local found = redis.call('XRANGE', queue_key(st.band, st.tenant), st.entry, st.entry)[1]
+for i = 1, found and #found[2] or 0, 2 do
+  if found[2][i] == 'record' then record = found[2][i + 1] end
+end
+if record == '' then record = redis.call('GET', body_key(id)) or '' end
+redis.call('XADD', K.dlq, 'MAXLEN', '~', 1000, '*', 'reason', A[4], 'tenant', st.tenant,
+  'band', st.band, 'id', id, 'crashes', st.crashes, 'record', string.sub(record, 1, 65536))
+end_request(id, st, A[5], A[6])
+return 1

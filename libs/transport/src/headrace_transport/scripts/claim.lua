@@ -1,0 +1,171 @@
+-- Gives an engine work: what lost its engine first, then bands in order, and in a band the
+-- tenant with the least counter, one entry at a time.
+--
+-- prelude common
+-- A  1 engine  2 credit  3 lease ms  4 crashes that make a suspect  5 crashes that end it
+--    6 bytes that an inline record may have  7 bands  8 entries looked at, at most
+-- Returns rows {id, attempt, crashes, verdict, gateway, slot, n, prompt, begun, past, record,
+--    {marks}}; verdict is 'run' | 'poison' | 'expired' | 'lost', and the engine has the lease
+--    of each, whatever the verdict.
+-- Cost: the rows given, the entries looked at, the leases that expired.
+local engine, credit, lease_ms = A[1], tonumber(A[2]), tonumber(A[3])
+local suspect_at, dead_at = tonumber(A[4]), tonumber(A[5])
+local looks = tonumber(A[8])
+local now = now_ms()
+local rows = {}
+
+-- Leases that expired: each is one crash more.
+local function sweep()
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', K.expiries, '-inf', int(now), 'LIMIT', 0, looks)) do
+    local lease = lease_of(id)
+    if lease then drop_lease(id, lease.owner) else redis.call('ZREM', K.expiries, id) end
+    local st = read(id, 'deadline')
+    if st and st.status == 'running' then
+      st.crashes = redis.call('HINCRBY', state_key(id), 'crashes', 1)
+      st.suspect_at, st.dead_at = suspect_at, dead_at
+      orphan(id, st, now)
+    end
+  end
+end
+
+local function record_of(id, st)
+  local found = redis.call('XRANGE', queue_key(st.band, st.tenant), st.entry, st.entry)
+  if found[1] then
+    local fields = found[1][2]
+    for i = 1, #fields, 2 do
+      if fields[i] == 'record' then return fields[i + 1] end
+    end
+  end
+  return redis.call('GET', body_key(id)) or ''
+end
+
+local TAKEN = {'tenant', 'band', 'n', 'gateway', 'slot', 'attempt', 'crashes', 'prompt', 'entry',
+  'deadline', 'lengths', 'past'}
+
+local function take(id, record, alone)
+  local st = read(id, unpack(TAKEN))
+  local attempt, crashes, n = tonumber(st.attempt) + 1, tonumber(st.crashes), tonumber(st.n)
+  record = record or record_of(id, st)
+  redis.call('HSET', state_key(id), 'status', 'running', 'owner', engine, 'attempt', attempt,
+    'delivered', '1', 'alone', alone and '1' or '0')
+  redis.call('ZREM', K.queued, id)
+  put_lease(id, engine, attempt, st.gateway, st.slot, n)
+  redis.call('ZADD', K.expiries, int(now + lease_ms), id)
+  redis.call('SADD', holding_key(engine), id)
+  local deadline, verdict = tonumber(st.deadline), 'run'
+  if crashes >= dead_at then verdict = 'poison'
+  elseif record == '' then verdict = 'lost'
+  elseif deadline > 0 and deadline <= now then verdict = 'expired' end
+  local begun = (attempt > 1 or st.lengths ~= '') and 1 or 0
+  rows[#rows + 1] = {id, attempt, crashes, verdict, st.gateway, st.slot, n,
+    tonumber(st.prompt), begun, st.past, record, marks_of(id, n)}
+  return st, verdict
+end
+
+-- True: this engine takes nothing else now, since a suspect runs, or will run, alone on it.
+local function secluded()
+  local holding = redis.call('SCARD', holding_key(engine))
+  if holding == 1 then
+    local id = redis.call('SRANDMEMBER', holding_key(engine))
+    if redis.call('HGET', state_key(id), 'alone') == '1' then return true end
+  end
+  local suspect = redis.call('ZRANGE', K.suspects, 0, 0)[1]
+  if not suspect then return false end
+  if redis.call('EXISTS', state_key(suspect)) == 0 then
+    redis.call('ZREM', K.suspects, suspect)
+    return false
+  end
+  if holding == 0 then
+    redis.call('ZREM', K.suspects, suspect)
+    if redis.call('GET', K.quarantine) == engine then redis.call('DEL', K.quarantine) end
+    take(suspect, nil, true)
+    return true
+  end
+  -- One engine at a time empties itself for suspects; the others go on.
+  local chosen = redis.call('GET', K.quarantine)
+  if chosen and chosen ~= engine then return false end
+  redis.call('SET', K.quarantine, engine, 'PX', int(lease_ms))
+  return true
+end
+
+local function bury(band, tenant, entry, fields, reason)
+  local kept = {}
+  for i, field in ipairs(fields) do kept[i] = string.sub(field, 1, 1024) end
+  redis.call('XADD', K.dlq, 'MAXLEN', '~', 1000, '*', 'reason', reason, 'tenant', tenant,
+    'band', band, unpack(kept, 1, math.min(#kept, 16)))
+  forget_entry(band, tenant, entry)
+end
+
+-- One entry of a stream that the group had not delivered.
+local function look(band, tenant, score, entry, fields)
+  local id, record
+  for i = 1, #fields, 2 do
+    if fields[i] == 'id' then id = fields[i + 1] end
+    if fields[i] == 'record' then record = fields[i + 1] end
+  end
+  if not id then return bury(band, tenant, entry, fields, 'no id') end
+  local st = read(id, 'entry')
+  if not st then return bury(band, tenant, entry, fields, 'no state') end
+  if st.entry ~= entry or st.status == 'finished' then return forget_entry(band, tenant, entry) end
+  -- Delivered anew because the group was lost: somebody runs it, or it waits as an orphan.
+  if st.status == 'running' or redis.call('ZSCORE', K.orphans, id)
+    or redis.call('ZSCORE', K.suspects, id) then return end
+  if record and #record > tonumber(A[6]) then record = '' end
+  local taken, verdict = take(id, record, false)
+  if verdict == 'run' then charge(band, tenant, tonumber(taken.prompt)) end
+  local floor = tonumber(redis.call('HGET', K.floors, band) or '0')
+  if score > floor then
+    redis.call('HSET', K.floors, band, score)
+    redis.call('ZREMRANGEBYSCORE', idle_key(band), '-inf', score)
+  end
+end
+
+local function read_one(stream)
+  local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, GROUP, 'COUNT', 1, 'STREAMS', stream, '>')
+  if reply and reply.err then
+    if redis.call('EXISTS', stream) == 0 then return nil end
+    redis.call('XGROUP', 'CREATE', stream, GROUP, '0')
+    reply = redis.call('XREADGROUP', 'GROUP', GROUP, GROUP, 'COUNT', 1, 'STREAMS', stream, '>')
+  end
+  return reply and reply[1][2][1]
+end
+
+local function retire_tenant(band, tenant, score)
+  redis.call('ZREM', tenants_key(band), tenant)
+  if score > tonumber(redis.call('HGET', K.floors, band) or '0') then
+    redis.call('ZADD', idle_key(band), score, tenant)
+  end
+  local stream = queue_key(band, tenant)
+  if redis.call('XLEN', stream) == 0 then redis.call('DEL', stream) end
+end
+
+local function walk(band)
+  while #rows < credit and looks > 0 do
+    local least = redis.call('ZRANGE', tenants_key(band), 0, 0, 'WITHSCORES')
+    if not least[1] then return end
+    local tenant, score = least[1], tonumber(least[2])
+    local entry = read_one(queue_key(band, tenant))
+    if entry then
+      looks = looks - 1
+      look(band, tenant, score, entry[1], entry[2])
+    else
+      retire_tenant(band, tenant, score)
+    end
+  end
+end
+
+sweep()
+if credit <= 0 or secluded() then return rows end
+while #rows < credit do
+  local id = redis.call('ZPOPMIN', K.orphans)[1]
+  if not id then break end
+  if redis.call('EXISTS', state_key(id)) == 1 then take(id, nil, false) end
+end
+for band = 0, tonumber(A[7]) - 1 do walk(band) end
+
+-- No wake-up is lost: work that is left rings for another engine, or for this one's next call.
+local left = redis.call('ZCARD', K.orphans)
+for band = 0, tonumber(A[7]) - 1 do left = left + redis.call('ZCARD', tenants_key(band)) end
+if left == 0 then redis.call('DEL', K.bell)
+elseif redis.call('LLEN', K.bell) == 0 then redis.call('RPUSH', K.bell, '1') end
+return rows

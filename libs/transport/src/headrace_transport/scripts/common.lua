@@ -1,0 +1,154 @@
+-- Prelude of the scripts that touch a model's requests; the loader puts it before them.
+--
+-- KEYS  1 leases  2 expiries  3 orphans  4 suspects  5 queued  6 cancels  7 bell  8 dlq
+--       9 floors  10 weights  11 quarantine  12 sources  13 hr:gateways
+-- ARGV  patterns of keys: 1 queue(band, tenant)  2 tenants(band)  3 idle_tenants(band)
+--       4 holding(engine)  5 requests_of(gateway)  6 state(id)  7 log(id)  8 body(id)
+--       9 out(gateway)  10 control(engine)  11 running(tenant, key)
+--       then lifetimes in ms: 12 of a key's reservation  13 of a finished state  14 of a finished log
+--       (what is live has none: its end gives it one)
+--       then, from 15 on, the script's own arguments, which it reads as A[1], A[2], ...
+local K = {
+  leases = KEYS[1], expiries = KEYS[2], orphans = KEYS[3], suspects = KEYS[4],
+  queued = KEYS[5], cancels = KEYS[6], bell = KEYS[7], dlq = KEYS[8], floors = KEYS[9],
+  weights = KEYS[10], quarantine = KEYS[11], sources = KEYS[12], gateways = KEYS[13],
+}
+local GROUP = 'engines'
+local BELL_MAX = 16
+local LIVE_MS, STATE_MS, LOG_MS = ARGV[12], ARGV[13], ARGV[14]
+local A = {}
+for i = 15, #ARGV do A[i - 14] = ARGV[i] end
+
+local function queue_key(band, tenant) return string.format(ARGV[1], band, tenant) end
+local function tenants_key(band) return string.format(ARGV[2], band) end
+local function idle_key(band) return string.format(ARGV[3], band) end
+local function holding_key(engine) return string.format(ARGV[4], engine) end
+local function requests_key(gateway) return string.format(ARGV[5], gateway) end
+local function state_key(id) return string.format(ARGV[6], id) end
+local function log_key(id) return string.format(ARGV[7], id) end
+local function body_key(id) return string.format(ARGV[8], id) end
+local function out_key(gateway) return string.format(ARGV[9], gateway) end
+local function control_key(engine) return string.format(ARGV[10], engine) end
+local function running_key(tenant, key) return string.format(ARGV[11], tenant, key) end
+
+local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+local function int(x) return string.format('%.0f', x) end
+
+-- The named fields of a request's state, or nil when it has none.
+local function read(id, ...)
+  local names = {...}
+  local values = redis.call('HMGET', state_key(id), 'status', unpack(names))
+  if not values[1] then return nil end
+  local st = {status = values[1]}
+  for i, name in ipairs(names) do st[name] = values[i + 1] or '' end
+  return st
+end
+
+local function lease_of(id)
+  local value = redis.call('HGET', K.leases, id)
+  if not value then return nil end
+  local owner, attempt, gateway, slot, n =
+    string.match(value, '^(%S+) (%d+) (%S+) (%d+) (%d+)$')
+  return {owner = owner, attempt = tonumber(attempt), gateway = gateway, slot = slot, n = tonumber(n)}
+end
+
+local function put_lease(id, owner, attempt, gateway, slot, n)
+  redis.call('HSET', K.leases, id, table.concat({owner, int(attempt), gateway, slot, int(n)}, ' '))
+end
+
+local function drop_lease(id, owner)
+  redis.call('HDEL', K.leases, id)
+  redis.call('ZREM', K.expiries, id)
+  redis.call('SREM', holding_key(owner), id)
+end
+
+local function is_of(lease, engine, attempt)
+  return lease ~= nil and lease.owner == engine and lease.attempt == tonumber(attempt)
+end
+
+local function mark_fields(id, n)
+  local fields = {id}
+  for choice = 0, n - 1 do fields[#fields + 1] = id .. '/' .. choice end
+  return fields
+end
+
+-- Marks of a request: its own first, then those of its choices.
+local function marks_of(id, n)
+  local marks = {}
+  for _, mark in ipairs(redis.call('HMGET', K.cancels, unpack(mark_fields(id, n)))) do
+    if mark then marks[#marks + 1] = mark end
+  end
+  return marks
+end
+
+local function depth(now) return redis.call('ZCOUNT', K.queued, '(' .. int(now), '+inf') end
+
+local function ring()
+  if redis.call('LLEN', K.bell) < BELL_MAX then redis.call('RPUSH', K.bell, '1') end
+end
+
+-- Adds to a tenant's virtual counter, wherever it stands.
+local function charge(band, tenant, tokens)
+  local weight = tonumber(redis.call('HGET', K.weights, tenant) or '1')
+  if not weight or weight <= 0 then weight = 1 end
+  local amount = tokens / weight
+  if redis.call('ZSCORE', tenants_key(band), tenant) then
+    redis.call('ZINCRBY', tenants_key(band), amount, tenant)
+    return
+  end
+  local floor = tonumber(redis.call('HGET', K.floors, band) or '0')
+  local own = tonumber(redis.call('ZSCORE', idle_key(band), tenant) or '0')
+  redis.call('ZADD', idle_key(band), math.max(floor, own) + amount, tenant)
+end
+
+-- A tenant with work: it starts at the greatest of its own counter and the current minimum,
+-- so that idle time is no credit.
+local function activate(band, tenant)
+  local active = tenants_key(band)
+  if redis.call('ZSCORE', active, tenant) then return end
+  local own = tonumber(redis.call('ZSCORE', idle_key(band), tenant) or '0')
+  local start = math.max(own, tonumber(redis.call('HGET', K.floors, band) or '0'))
+  local least = redis.call('ZRANGE', active, 0, 0, 'WITHSCORES')
+  if least[2] then start = math.max(start, tonumber(least[2])) end
+  redis.call('ZADD', active, start, tenant)
+  redis.call('ZREM', idle_key(band), tenant)
+end
+
+-- Acknowledges and deletes a delivered entry; an empty stream of an idle tenant goes too.
+local function forget_entry(band, tenant, entry)
+  local stream = queue_key(band, tenant)
+  redis.call('XACK', stream, GROUP, entry)
+  redis.call('XDEL', stream, entry)
+  if redis.call('XLEN', stream) == 0 and not redis.call('ZSCORE', tenants_key(band), tenant) then
+    redis.call('DEL', stream)
+  end
+end
+
+-- Puts a begun request back for a successor. Suspects wait apart.
+local function orphan(id, st, now)
+  redis.call('HSET', state_key(id), 'status', 'queued', 'owner', '')
+  local deadline = tonumber(st.deadline) or 0
+  redis.call('ZADD', K.queued, deadline > 0 and int(deadline) or '+inf', id)
+  local crashes = tonumber(st.crashes) or 0
+  local suspect = crashes >= tonumber(st.suspect_at) and crashes < tonumber(st.dead_at)
+  redis.call('ZADD', suspect and K.suspects or K.orphans, int(now), id)
+end
+
+-- The one place where a request ends. st: band tenant entry delivered gateway key n.
+local function end_request(id, st, reason, usage)
+  if st.delivered == '1' then forget_entry(st.band, st.tenant, st.entry) end
+  redis.call('ZREM', K.queued, id)
+  redis.call('ZREM', K.orphans, id)
+  redis.call('ZREM', K.suspects, id)
+  redis.call('SREM', requests_key(st.gateway), id)
+  redis.call('HDEL', K.cancels, unpack(mark_fields(id, tonumber(st.n) or 1)))
+  redis.call('DEL', body_key(id))
+  if st.key ~= '' then redis.call('ZREM', running_key(st.tenant, st.key), id) end
+  redis.call('HSET', state_key(id), 'status', 'finished', 'finish', reason, 'usage', usage)
+  redis.call('PEXPIRE', state_key(id), STATE_MS)
+  redis.call('PEXPIRE', log_key(id), LOG_MS)
+end

@@ -1,0 +1,204 @@
+"""The one seam to redis-py: commands, scripts and blocking reads, each with a deadline.
+
+Replies are raw (RESP 2, bytes). Every error of the library becomes one of ours here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from typing import Protocol, cast
+
+from redis import exceptions
+from redis.asyncio import connection as redis_connection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from headrace_transport.errors import (
+    CommandFailed,
+    ServerUnsuitable,
+    TransportError,
+    TransportUnavailable,
+)
+from headrace_transport.options import WireOptions
+from headrace_transport.replies import Argument, Reply
+from headrace_transport.scripting import model_arguments, model_keys, script
+
+_FOR_NOW_TYPES = (
+    exceptions.ReadOnlyError,
+    exceptions.OutOfMemoryError,
+    exceptions.ClusterDownError,
+    exceptions.TryAgainError,
+    exceptions.NoPermissionError,
+)
+_FOR_NOW_CODES = ("MISCONF", "NOREPLICAS", "BUSY", "UNBLOCKED", "UNKILLABLE", "READONLY", "OOM")
+"""Error replies that time or an operator mends: the caller comes back later."""
+
+
+class _Connection(Protocol):
+    """What we use of a redis-py connection, typed."""
+
+    async def connect(self) -> None: ...
+
+    async def disconnect(self, nowait: bool = False) -> None: ...
+
+    async def send_packed_command(
+        self, command: Iterable[bytes], check_health: bool = True
+    ) -> None: ...
+
+    async def read_response(self, *, disable_decoding: bool, timeout: float) -> Reply: ...
+
+    def pack_commands(self, commands: Iterable[Iterable[Argument]]) -> list[bytes]: ...
+
+
+class Server:
+    """Connections to one server, for one event loop."""
+
+    def __init__(self, url: str, *, password: str | None, options: WireOptions) -> None:
+        """Connects nothing yet. Raises ``ServerUnsuitable`` for a URL that names no server."""
+        try:
+            parsed = dict(redis_connection.parse_url(url))
+        except ValueError as error:
+            raise ServerUnsuitable(
+                f"redis_url is not understood: {error}", "write redis://host:port/db"
+            ) from error
+        self._make = cast(
+            "Callable[..., _Connection]",
+            parsed.pop("connection_class", redis_connection.Connection),
+        )
+        if password is not None:
+            parsed["password"] = password
+        self._arguments = parsed
+        self.options = options
+        self._idle: list[_Connection] = []
+        self._slots = asyncio.Semaphore(options.max_connections)
+        self._readers: dict[str, tuple[asyncio.Lock, _Connection]] = {}
+        self._closed = False
+
+    # commands
+    async def command(self, *arguments: Argument) -> Reply:
+        """One command, one reply. Nothing is retried."""
+        return (await self.pipeline([arguments]))[0]
+
+    async def pipeline(self, commands: Sequence[Sequence[Argument]]) -> list[Reply]:
+        """Several commands in one round trip; the first error among the replies is raised."""
+        return _checked(await self._exchange(commands))
+
+    async def run(self, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Reply:
+        """Runs a script, which is sent whole when the server does not know it (yet, or any more)."""
+        found = script(name)
+        tail = (len(keys), *keys, *arguments)
+        reply = (await self._exchange([("EVALSHA", found.sha, *tail)]))[0]
+        # safe to send again: NOSCRIPT says that nothing ran
+        if isinstance(reply, exceptions.NoScriptError):
+            reply = (await self._exchange([("EVAL", found.text, *tail)]))[0]
+        return _checked([reply])[0]
+
+    async def run_model(self, name: str, model: str, arguments: Sequence[Argument]) -> Reply:
+        """Runs a script that has the common prelude."""
+        return await self.run(
+            name, model_keys(model), [*model_arguments(model, self.options), *arguments]
+        )
+
+    async def blocking(self, reader: str, *arguments: Argument, block_ms: int) -> Reply:
+        """A command that may block, on a connection that belongs to ``reader`` alone."""
+        if self._closed:
+            raise TransportUnavailable("the wire is closed")
+        if reader not in self._readers:
+            self._readers[reader] = (asyncio.Lock(), self._connection())
+        lock, connection = self._readers[reader]
+        deadline_s = block_ms / 1000 + self.options.op_timeout_s
+        async with lock:
+            replies = await self._talk(connection, [arguments], deadline_s)
+        return _checked(replies)[0]
+
+    async def close(self) -> None:
+        """Closes every connection. Commands in flight fail as unavailable."""
+        self._closed = True
+        connections = [*self._idle, *(connection for _, connection in self._readers.values())]
+        self._idle.clear()
+        self._readers.clear()
+        for connection in connections:
+            await connection.disconnect(nowait=True)
+
+    async def _exchange(
+        self, commands: Sequence[Sequence[Argument]]
+    ) -> list[Reply | exceptions.ResponseError]:
+        if self._closed:
+            raise TransportUnavailable("the wire is closed")
+        try:
+            async with asyncio.timeout(self.options.op_timeout_s):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise TransportUnavailable("all connections to the server are busy") from None
+        connection = self._idle.pop() if self._idle else self._connection()
+        try:
+            return await self._talk(connection, commands, self.options.op_timeout_s)
+        finally:
+            # a broken one was disconnected, and connects again on its next use
+            self._idle.append(connection)
+            self._slots.release()
+
+    async def _talk(
+        self, connection: _Connection, commands: Sequence[Sequence[Argument]], deadline_s: float
+    ) -> list[Reply | exceptions.ResponseError]:
+        """One exchange. Afterwards the connection is in step with the server, or disconnected."""
+        finished = False
+        try:
+            async with asyncio.timeout(deadline_s):
+                replies = await _exchange(connection, commands)
+            finished = True
+        except exceptions.AuthenticationError as error:
+            raise TransportUnavailable(f"the server refused the password: {error}") from error
+        except (exceptions.RedisError, OSError) as error:
+            # What broke this connection has most likely broken those that lie idle.
+            for other in self._idle:
+                await other.disconnect(nowait=True)
+            raise TransportUnavailable(str(error) or "no answer from the server in time") from error
+        finally:
+            if not finished or self._closed:
+                await connection.disconnect(nowait=True)
+        return replies
+
+    def _connection(self) -> _Connection:
+        return self._make(
+            **self._arguments,
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=None,
+            socket_connect_timeout=self.options.connect_timeout_s,
+            client_name="headrace",
+        )
+
+
+async def _exchange(
+    connection: _Connection, commands: Sequence[Sequence[Argument]]
+) -> list[Reply | exceptions.ResponseError]:
+    await connection.connect()
+    await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+    replies: list[Reply | exceptions.ResponseError] = []
+    for _ in commands:
+        try:
+            # the deadline is ours, around the whole exchange
+            reply = await connection.read_response(disable_decoding=True, timeout=inf)
+            replies.append(reply)
+        except exceptions.ResponseError as error:
+            replies.append(error)
+    return replies
+
+
+def _checked(replies: Sequence[Reply | exceptions.ResponseError]) -> list[Reply]:
+    checked: list[Reply] = []
+    for reply in replies:
+        if isinstance(reply, exceptions.ResponseError):
+            raise _translated(reply) from reply
+        checked.append(reply)
+    return checked
+
+
+def _translated(error: exceptions.ResponseError) -> TransportError:
+    text = str(error)
+    if isinstance(error, _FOR_NOW_TYPES) or text.startswith(_FOR_NOW_CODES):
+        return TransportUnavailable(text)
+    return CommandFailed(text)
