@@ -36,6 +36,8 @@ gen-check: setup ## fail when a generated file is not what `make gen` writes
 
 lock: setup ## compile requirements/*.txt; ARGS=--upgrade takes newer versions
 	@$(BIN)/python tools/lock.py $(ARGS)
+	@$(MAKE) --no-print-directory setup
+	@$(BIN)/python tools/notice.py
 
 fmt: setup ## format, and mend what ruff can mend
 	@$(BIN)/ruff format --quiet

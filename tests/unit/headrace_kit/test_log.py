@@ -88,6 +88,18 @@ def test_console_form_is_for_the_eye() -> None:
     assert "tokens=3" in stream.getvalue()
 
 
+def test_console_form_of_an_exception_shows_no_local_variables() -> None:
+    stream = io.StringIO()
+    configure_logging(service="gateway", format="console", stream=stream)
+    try:
+        prompt = "".join(["hu", "sh"])
+        raise ValueError(len(prompt))
+    except ValueError:
+        get_logger().exception("request.failed")
+    assert "ValueError: 4" in stream.getvalue()
+    assert "hush" not in stream.getvalue()
+
+
 def test_second_configuration_replaces_the_first() -> None:
     first, second = io.StringIO(), io.StringIO()
     configure_logging(service="a", stream=first)

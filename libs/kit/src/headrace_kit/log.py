@@ -45,7 +45,9 @@ def configure_logging(
             structlog.processors.JSONRenderer(serializer=_to_json),
         ]
     else:
-        ending = [structlog.dev.ConsoleRenderer(colors=target.isatty())]
+        # Plain: rich's traceback would print local variables, prompts and keys among them.
+        plain = structlog.dev.plain_traceback
+        ending = [structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=plain)]
     number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=shared + ending,
