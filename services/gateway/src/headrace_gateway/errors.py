@@ -12,7 +12,7 @@ HTTP and gRPC statuses come from the table in ``headrace_contracts.codes``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from headrace_contracts.codes import Code
@@ -190,7 +190,7 @@ BACKEND_RETRY_S = 5
 
 
 @contextmanager
-def transport_errors() -> Iterator[None]:
+def transport_errors() -> Generator[None]:
     """The one seam at which the transport's errors become ours.
 
     ``QueueFull`` and ``RequestConflict`` are the service's to handle: it knows the numbers.

@@ -29,6 +29,9 @@ class GatewayMetrics:
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
+        self.open_requests: Callable[[], int] = _none
+        """Read whenever somebody looks, so that the gauge can never drift; the service sets it."""
+        self.open_streams: Callable[[], int] = _none
         self.http_requests = registry.counter(
             "headrace_gateway_http_requests_total",
             "Answered HTTP requests by route template and status.",
@@ -120,18 +123,19 @@ class GatewayMetrics:
         self.backend_up = registry.gauge(
             "headrace_gateway_backend_up", "1 while the Redis server answers, else 0."
         )
-
-    def watch(self, *, open_requests: Callable[[], int], open_streams: Callable[[], int]) -> None:
-        """Reads these two whenever somebody looks, so that they can never drift."""
-        self.registry.callback(
+        registry.callback(
             "headrace_gateway_requests_open",
             "Admitted calls that have not ended.",
             "gauge",
-            open_requests,
+            lambda: self.open_requests(),
         )
-        self.registry.callback(
+        registry.callback(
             "headrace_gateway_streams_open",
             "Readers of admitted calls: clients that are connected.",
             "gauge",
-            open_streams,
+            lambda: self.open_streams(),
         )
+
+
+def _none() -> int:
+    return 0

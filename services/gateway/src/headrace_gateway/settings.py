@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace_kit.log import Format, Level
 from headrace_kit.settings import Secrets, Settings, setting
 from pydantic import SecretStr
 
@@ -86,9 +87,9 @@ class GatewaySettings(Settings, env_prefix="HEADRACE_GATEWAY_"):
     """How long the list of models and engines is trusted."""
 
     # telemetry
-    log_level: str = setting("info", pattern=r"^(debug|info|warning|error)$", reload="live")
+    log_level: Level = setting("info")
     """Least level that is logged."""
-    log_format: str = setting("json", pattern=r"^(json|console)$")
+    log_format: Format = setting("json")
     """Form of log lines."""
     otlp_endpoint: str | None = setting(None)
     """Where metrics and traces go over OTLP/gRPC, e.g. http://127.0.0.1:4317; unset: nowhere."""

@@ -1,0 +1,1 @@
+"""Who calls: API keys, made, kept, checked."""

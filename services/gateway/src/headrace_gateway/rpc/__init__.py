@@ -1,0 +1,1 @@
+"""The gRPC API, on the same service object as HTTP."""

@@ -1,0 +1,292 @@
+"""What became of a request that went silent, and how its stream goes on.
+
+Rows can be missing (a frame was lost), their engine can be gone, the server can have lost
+everything. The server is asked; the log and an attach bring what is missing; what the server
+no longer knows is submitted again with what was delivered; and what nobody will run any more
+ends with an error. Next: headrace_gateway.inference.session
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from headrace_contracts.codes import Code, FinishReason
+from headrace_contracts.limits import WIRE_VERSION
+from headrace_contracts.pb.queue_pb2 import LogEntry, RowFinish, RowLogprobs
+from headrace_kit.clock import Clock
+from headrace_kit.log import get_logger
+from headrace_transport.errors import RequestConflict, TransportUnavailable
+from headrace_transport.interface import GatewayWire, Lease, RequestState
+
+from headrace_gateway.errors import (
+    BACKEND_RETRY_S,
+    BackendUnavailable,
+    Conflict,
+    EngineFailed,
+    NoEngine,
+)
+from headrace_gateway.inference.cancels import Cancels
+from headrace_gateway.inference.catalog import Catalog
+from headrace_gateway.inference.inbox import Inbox
+from headrace_gateway.inference.session import (
+    MISSING_LOGPROB,
+    Candidates,
+    Outcome,
+    Session,
+)
+from headrace_gateway.inference.tasks import Tasks
+from headrace_gateway.metrics import GatewayMetrics
+
+log = get_logger(__name__)
+
+CHECKS_AT_ONCE: Final = 256
+"""Sessions looked after in one round, so that many silent ones do not flood the server."""
+CHECK_MOST_S: Final = 30.0
+"""Longest time between two questions about one silent request."""
+BEHIND_CHECK_S: Final = 0.1
+"""Time between two tries to fetch what is missing."""
+REMARK_S: Final = 1.0
+"""A choice that goes on although it was stopped is stopped again after this."""
+NO_BOUND: Final = 2**31 - 1
+"""A request that was admitted once is not refused when it is submitted again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long silence may last."""
+
+    check_s: float
+    """Until the server is asked."""
+    lost_engine_s: float
+    """Until a request without a living engine ends with an error."""
+    scale_from_zero: bool
+    """Whether queued requests wait for an engine however long it takes."""
+
+
+class Recovery:
+    """Looks after sessions that went silent or fell behind."""
+
+    def __init__(
+        self,
+        wire: GatewayWire,
+        gateway: str,
+        clock: Clock,
+        metrics: GatewayMetrics,
+        *,
+        inbox: Inbox,
+        catalog: Catalog,
+        cancels: Cancels,
+        tasks: Tasks,
+        patience: Patience,
+        changed: Callable[[Session], None],
+    ) -> None:
+        """``changed(session)`` is called when mending brought tokens, an end or a failure."""
+        self._wire = wire
+        self._gateway = gateway
+        self._clock = clock
+        self._metrics = metrics
+        self._inbox = inbox
+        self._catalog = catalog
+        self._cancels = cancels
+        self._tasks = tasks
+        self._patience = patience
+        self._changed = changed
+        self._mending: set[str] = set()
+
+    def look(self, sessions: Iterable[Session]) -> None:
+        """Starts mending what is due. Cheap for what is well."""
+        now = self._clock.monotonic()
+        started = 0
+        for session in sessions:
+            if session.ended or not session.submitted or now < session.next_check:
+                continue
+            silent = now - session.last_sign >= self._patience.check_s
+            if not (silent or session.behind or session.attach_wanted):
+                continue
+            if started == CHECKS_AT_ONCE:
+                return
+            started += self.start(session)
+
+    def start(self, session: Session) -> bool:
+        """Mends a session beside everything else, unless that is being done."""
+        if session.id in self._mending:
+            return False
+        self._mending.add(session.id)
+        self._tasks.spawn(self._run(session), name=f"mend {session.id}")
+        return True
+
+    def check_all_soon(self) -> None:
+        """After an outage nothing is certain: every session is looked after in the next rounds."""
+        now = self._clock.monotonic()
+        for session in self._inbox.sessions:
+            session.last_sign = min(session.last_sign, now - self._patience.check_s)
+            session.next_check = now
+
+    async def _run(self, session: Session) -> None:
+        try:
+            await self.mend(session)
+        except TransportUnavailable:
+            session.next_check = self._clock.monotonic() + 1.0
+        finally:
+            self._mending.discard(session.id)
+
+    async def mend(self, session: Session) -> None:
+        """Brings a session up to date with the server. Raises ``TransportUnavailable``."""
+        self._postpone(session)
+        state = await self._wire.request_state(session.id)
+        if session.ended:
+            return
+        if state is None:
+            await self._lost(session)
+        elif session.submitted and state.gateway not in ("", self._gateway):
+            if not session.attach_wanted:
+                self._fail(session, Conflict("The stream was taken up at another gateway."))
+                return
+            await self._follow(session, state)
+        else:
+            await self._follow(session, state)
+
+    async def _follow(self, session: Session, state: RequestState) -> None:
+        """Reads the log, then has the rest sent here."""
+        if session.behind:
+            self._metrics.recoveries.labels("gap").inc()
+        outcome = await self._read_log(session)
+        if session.ended:
+            self._changed(session)
+            return
+        if outcome & Outcome.NEWS:
+            self._changed(session)
+        if state.status == "finished":
+            self._end_as(session, state)
+            return
+        lease = await self._wire.attach(
+            session.id, self._gateway, session.record.slot, session.first_missing
+        )
+        if session.ended:
+            return
+        if lease is not None:
+            session.attach_wanted = False
+            session.fence(lease.attempt)
+        await self._judge(session, state, lease)
+
+    async def _read_log(self, session: Session) -> Outcome:
+        outcome = Outcome.NONE
+        sign = session.last_sign
+        for entry_id, entry in await self._wire.read_log(session.id, session.log_after):
+            outcome |= session.take_log(entry, now=self._clock.monotonic())
+            session.log_after = entry_id
+        if not outcome & Outcome.NEWS:
+            session.last_sign = sign  # what was known is no sign of life
+        return outcome
+
+    def _end_as(self, session: Session, state: RequestState) -> None:
+        """Ends choices whose end is in no log: they never ran, or ran nowhere else to the end."""
+        now = self._clock.monotonic()
+        reason = state.finish or FinishReason.ERROR
+        code = Code.INTERNAL if reason is FinishReason.ERROR else None
+        text = "The request ended, but its last tokens are lost." if code else ""
+        for choice in session.choices:
+            choice.end(reason, code, text)
+            choice.engine_done = True
+        session.close(now)
+        self._changed(session)
+
+    async def _lost(self, session: Session) -> None:
+        """The server does not know the request: it is submitted again, or ends with an error."""
+        if not session.resumable:
+            self._fail(
+                session,
+                BackendUnavailable("The server lost this request.", retry_after_s=BACKEND_RETRY_S),
+            )
+            return
+        session.record.attempt = session.attempt
+        handed = delivered(session) if session.began_at is not None else None
+        try:
+            await self._wire.submit(session.record, max_queued=NO_BOUND, resume=handed)
+        except RequestConflict:
+            return  # it ended in this very moment: the next look finds how
+        session.log_after = "0-0"
+        session.last_sign = self._clock.monotonic()
+        self._metrics.recoveries.labels("resubmitted").inc()
+        log.warning("request.resubmitted", id=session.id, attempt=session.attempt)
+
+    async def _judge(self, session: Session, state: RequestState, lease: Lease | None) -> None:
+        """Ends a request that no living engine will run."""
+        now = self._clock.monotonic()
+        if lease is not None:
+            overdue_s = (self._clock.wall_ms() - lease.expires_ms) / 1000
+            if overdue_s > self._patience.lost_engine_s:
+                self._fail(session, EngineFailed("The engine stopped and no other took over."))
+                return
+        if await self._catalog.engines(session.record.model):
+            session.no_engine_since = None
+            return
+        if session.no_engine_since is None:
+            session.no_engine_since = now
+        waited = now - session.no_engine_since
+        if waited < self._patience.lost_engine_s:
+            return
+        if lease is not None or state.status == "running":
+            self._fail(session, EngineFailed("The engine stopped and no other took over."))
+        elif not self._patience.scale_from_zero:
+            self._fail(
+                session,
+                NoEngine("No engine serves this model now.", retry_after_s=BACKEND_RETRY_S),
+            )
+
+    def _fail(self, session: Session, error: Conflict | EngineFailed | ComeBack) -> None:
+        session.fail(error, self._clock.monotonic())
+        self._metrics.recoveries.labels("failed").inc()
+        if not isinstance(error, Conflict):
+            self._cancels.ask(
+                session.record.model, session.id, FinishReason.CANCELLED, cause="failure"
+            )
+        self._changed(session)
+
+    def _postpone(self, session: Session) -> None:
+        """Sets when it is asked about next: soon where something is known to be missing, ever
+        less often where it merely waits.
+        """
+        session.checks += 1
+        if session.behind or session.attach_wanted:
+            wait_s = min(BEHIND_CHECK_S * 2 ** min(session.checks - 1, 8), self._patience.check_s)
+        else:
+            wait_s = min(self._patience.check_s * 2 ** min(session.checks - 1, 8), CHECK_MOST_S)
+            wait_s = max(wait_s, self._patience.check_s)
+            wait_s = min(wait_s, self._patience.lost_engine_s / 2)
+        session.next_check = self._clock.monotonic() + wait_s
+
+
+ComeBack = BackendUnavailable | NoEngine
+
+
+def delivered(session: Session) -> LogEntry:
+    """What was handed out of a request, as the log entry that it goes on from."""
+    entry = LogEntry(version=WIRE_VERSION, attempt=session.attempt)
+    entry.prompt_tokens = session.prompt_tokens
+    for row, choice in enumerate(session.choices):
+        entry.choices.append(row)
+        entry.firsts.append(0)
+        entry.counts.append(len(choice.tokens))
+        entry.tokens.extend(choice.tokens)
+        if choice.candidates is not None:
+            width = max((len(found.ids) for found in choice.candidates), default=0)
+            entry.logprobs.append(choice_logprobs(row, width, choice.candidates))
+        if choice.finish is not None:
+            entry.finishes.append(
+                RowFinish(row=row, reason=choice.finish.value, message=choice.message)
+            )
+    return entry
+
+
+def choice_logprobs(row: int, width: int, candidates: Sequence[Candidates]) -> RowLogprobs:
+    """A choice's logprobs as columns; tokens whose candidates got lost are padded."""
+    made = RowLogprobs(row=row, width=width)
+    for found in candidates:
+        pad = width - len(found.ids)
+        made.chosen.append(found.chosen)
+        made.top_ids.extend([*found.ids, *[0] * pad])
+        made.top_values.extend([*found.values, *[MISSING_LOGPROB] * pad])
+    return made
