@@ -1,0 +1,1 @@
+"""The HTTP edge: OpenAI-compatible routes over the inference service."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Literal, Protocol, Self
 
 from headrace_contracts.codes import FinishReason
 
-from headrace_gateway.inference.calls import Call, Caller, Event, UsageTotal
+from headrace_gateway.inference.calls import Call, Caller, Event
 
 Scope = Literal["inference", "admin"]
 
@@ -30,6 +30,19 @@ class ModelInfo(Protocol):
         ...
 
 
+class UsageNumbers(Protocol):
+    """What a request has used."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def completion_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that an engine found in its cache."""
+        ...
+
+
 class RequestInfo(Protocol):
     """The state of one request, for reading."""
 
@@ -46,7 +59,7 @@ class RequestInfo(Protocol):
     @property
     def finish(self) -> FinishReason | None: ...
     @property
-    def usage(self) -> UsageTotal | None: ...
+    def usage(self) -> UsageNumbers | None: ...
 
 
 class RunningCall(Protocol):
@@ -65,7 +78,7 @@ class RunningCall(Protocol):
         """Where the event just yielded ends; ``resume`` takes it."""
         ...
 
-    def __aiter__(self) -> Self | AsyncIterator[Event]: ...
+    def __aiter__(self) -> Self: ...
 
     async def __anext__(self) -> Event: ...
 

@@ -10,7 +10,8 @@ from typing import Final
 
 from headrace_contracts.codes import FinishReason
 
-from headrace_gateway.inference.calls import TokenInfo, TopToken, UsageTotal
+from headrace_gateway.http.ports import UsageNumbers
+from headrace_gateway.inference.calls import TokenInfo, TopToken
 
 _LEAST_LOGPROB: Final = -9999.0
 """JSON has no infinity; the OpenAI API writes this number for it."""
@@ -36,7 +37,7 @@ def finish_name(reason: FinishReason | None) -> str | None:
             return None
 
 
-def usage_body(usage: UsageTotal) -> dict[str, object]:
+def usage_body(usage: UsageNumbers) -> dict[str, object]:
     """The ``usage`` object."""
     return {
         "prompt_tokens": usage.prompt_tokens,
