@@ -9,11 +9,13 @@ Next     headrace_engine.model.decoder
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from headrace_kit.log import get_logger
 from numpy.typing import NDArray
 
 from headrace_engine.executor.arena import allocate_region
@@ -21,6 +23,8 @@ from headrace_engine.executor.base import ExecutorLimits, ModelShape
 from headrace_engine.executor.copies import run_copies
 from headrace_engine.executor.inputs import prepare_inputs
 from headrace_engine.executor.sampler import Sampler
+from headrace_engine.kernels.build import NativeUnavailable
+from headrace_engine.kernels.native import NativeLibrary
 from headrace_engine.model.decoder import (
     CacheLayout,
     Decoder,
@@ -29,8 +33,11 @@ from headrace_engine.model.decoder import (
     KvDtype,
 )
 from headrace_engine.model.loader.formats import Progress
+from headrace_engine.model.native_decoder import NativeDecoder, unsupported_reason
 from headrace_engine.model.opening import OpenedModel, open_model
 from headrace_engine.state.batch import BatchData, BatchOutput
+
+_log = get_logger()
 
 Kernels = Literal["auto", "native", "torch"]
 """``auto``: native where they can be compiled, else torch with a warning."""
@@ -149,12 +156,37 @@ def make_decoder(
     cache_dir: Path | None,
     progress: Progress | None,
 ) -> Decoder:
-    """The native decoder where it can be, else its torch twin."""
-    # Imported here because torch takes seconds, and is not needed with native kernels.
+    """The native decoder where it can be, else its torch twin, with a warning that says why.
+
+    ``kernels="native"`` raises NativeUnavailable instead of falling back.
+    """
+    threads = threads or available_cores()
+    if kernels != "torch":
+        reason = unsupported_reason(opened.weights.config)
+        try:
+            if reason is not None:
+                raise NativeUnavailable(reason)
+            library = NativeLibrary(threads, cache_dir)
+            return NativeDecoder(library, opened.weights, dtype, progress)
+        except NativeUnavailable as error:
+            if kernels == "native":
+                raise
+            _log.warning(
+                "kernels.native_unavailable",
+                reason=str(error),
+                effect="plain torch is used instead, several times slower",
+            )
+    # Imported here because torch takes seconds, and native kernels do without it.
     import torch
 
     from headrace_engine.model.torch_decoder import TorchDecoder
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads)
     return TorchDecoder(opened.weights, dtype, progress)
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
