@@ -1,1 +1,366 @@
-"""Builds the engine from its settings, once, and runs it."""
+"""Builds the engine from its settings, once, and runs it until it is told to stop or fails."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import re
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from headrace_kit.clock import Clock, SystemClock
+from headrace_kit.errors import SettingsError
+from headrace_kit.flags import add_flags, given_flags
+from headrace_kit.lifecycle import Lifecycle, install_signals
+from headrace_kit.log import configure_logging, get_logger
+from headrace_kit.metrics import Registry
+from headrace_kit.settings import load_report, load_secrets
+from headrace_transport.connection import connect_engine
+from headrace_transport.errors import ServerUnsuitable, TransportUnavailable
+from headrace_transport.interface import EngineInfo, EngineWire
+from headrace_transport.options import WireOptions
+
+from headrace_engine.errors import EngineFailed, ModelRejected
+from headrace_engine.executor.thread import ExecutorThread
+from headrace_engine.intake.admin import AdminServer, build_admin
+from headrace_engine.intake.gateway import EngineGateway
+from headrace_engine.intake.link import Link
+from headrace_engine.intake.publisher import pump
+from headrace_engine.intake.service import Intake, IntakeSettings
+from headrace_engine.intake.validate import Bounds
+from headrace_engine.loading import LoadedModel, fit, load_model, name_of, percent_log, publish_card
+from headrace_engine.loop.thread import EngineLoop
+from headrace_engine.scheduler.settings import SchedulerSettings
+from headrace_engine.settings import EngineSecrets, EngineSettings, check_settings
+from headrace_engine.state.outputs import PassOutputs
+from headrace_engine.threads import Stopped, in_thread, unless_stopped
+
+log = get_logger(__name__)
+T = TypeVar("T")
+
+OK, FAILED, REFUSED = 0, 1, 2
+"""Exit codes: stopped as asked; broke; would not start with these settings, model or server."""
+
+_LAST_STEP_S = 2.0
+"""Longest that each step of stopping may take once nothing is held."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the engine process; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="headrace-engine", description=__doc__)
+    parser.add_argument("--config", metavar="FILE", help="settings file (yaml, section engine)")
+    parser.add_argument(
+        "--ready-file", type=Path, metavar="FILE", help="written, as JSON, once requests are served"
+    )
+    add_flags(parser, EngineSettings)
+    flags = parser.parse_args(argv)
+    try:
+        loaded = load_report(EngineSettings, cli=given_flags(flags), file=flags.config)
+        hidden = load_secrets(EngineSecrets)
+        check_settings(loaded.settings)
+    except SettingsError as error:
+        print(f"headrace-engine: {error}", file=sys.stderr)  # noqa: T201 - logging is not set up
+        return REFUSED
+    settings = loaded.settings
+    configure_logging(service="engine", level=settings.log_level, format=settings.log_format)
+    loaded.announce(log)
+    with asyncio.Runner() as runner:
+        return runner.run(EngineProcess(settings, hidden, ready_file=flags.ready_file).run())
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """The engine below intake, built and not yet running."""
+
+    model: LoadedModel
+    settings: SchedulerSettings
+    door: EngineGateway
+    executor: ExecutorThread
+    loop: EngineLoop
+
+
+def build_core(settings: EngineSettings, model: LoadedModel, clock: Clock) -> Core:
+    """Sizes and builds everything below intake, and starts the executor thread.
+
+    Raises ``ModelRejected`` where the settings do not fit the model.
+    """
+    numbers = fit(settings, model.executor)
+    limits = numbers.limits(model.executor.block_bytes(numbers.block_tokens))
+    door = EngineGateway(clock)
+    executor = ExecutorThread(model.executor, limits)
+    executor.start()
+    loop = EngineLoop(door, executor, numbers, clock, model.executor.shape)
+    return Core(model, numbers, door, executor, loop)
+
+
+class EngineProcess:
+    """One engine process, from start to exit code."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        hidden: EngineSecrets,
+        *,
+        ready_file: Path | None = None,
+        load: Callable[[EngineSettings, Callable[[int], None]], LoadedModel] = load_model,
+        clock: Clock | None = None,
+    ) -> None:
+        self._settings = settings
+        self._hidden = hidden
+        self._ready_file = ready_file
+        self._load = load
+        self._clock = clock if clock is not None else SystemClock()
+        self._registry = Registry("engine")
+        self._engine = process_id(settings.name)
+        self._phase = "starting"
+        self._intake: Intake | None = None
+        self._stopping = asyncio.Event()
+        self._grace_s = settings.drain_s
+
+    # health, as the admin port shows it
+    @property
+    def alive(self) -> bool:
+        """False once passes stand still with work resident."""
+        return self._intake is None or self._intake.progress.alive
+
+    @property
+    def problems(self) -> list[str]:
+        """Why no request can be served now."""
+        if self._stopping.is_set():
+            return ["draining"]
+        if self._intake is None:
+            return [self._phase]
+        return self._intake.problems
+
+    def exposition(self) -> tuple[bytes, str]:
+        """Metrics as Prometheus text."""
+        body = self._registry.exposition()
+        if self._intake is not None and self._settings.metrics_vllm_names:
+            body += self._intake.metrics.vllm_text(self._intake.model)
+        return body, self._registry.content_type
+
+    async def run(self) -> int:
+        """Starts, serves, stops. What refuses to start says so in one line."""
+        self._stopping = install_signals(asyncio.get_running_loop())
+        log.info("engine.starting", engine=self._engine, pid=os.getpid())
+        try:
+            async with Lifecycle() as life:
+                return await self._start_and_serve(life)
+        except Stopped:
+            log.info("engine.stopped", while_=self._phase)
+            return OK
+        except (ModelRejected, ServerUnsuitable, SettingsError, OSError) as error:
+            log.error("engine.refused", reason=str(error))
+            return REFUSED
+        except EngineFailed as error:
+            log.error("engine.failed", reason=str(error), exc_info=error)
+            return FAILED
+
+    async def _start_and_serve(self, life: Lifecycle) -> int:
+        if self._settings.otlp_endpoint is not None:
+            self._registry.start_otlp(self._settings.otlp_endpoint, self._settings.otlp_interval_s)
+            life.push("metrics", partial(in_thread, "otlp", self._registry.close))
+        admin = AdminServer(build_admin(self), self._settings.http_host, self._settings.http_port)
+        serving = asyncio.ensure_future(admin.run())
+        life.push("http", partial(_ended, serving))
+        name = self._settings.model_name or name_of(self._settings.model)
+        wire = await self._while_running(self._connect())
+        life.push("wire", wire.close)
+        beating = asyncio.ensure_future(self._beat_while_loading(wire, name))
+        try:
+            core = await self._while_running(in_thread("loader", self._make_core))
+        finally:
+            await _ended(beating)
+        life.push("executor", partial(in_thread, "executor close", core.executor.close))
+        await self._while_running(self._publish(wire, core))
+        return await self._serve(wire, core, admin.port)
+
+    async def _while_running(self, work: Coroutine[object, object, T]) -> T:
+        return await unless_stopped(self._stopping, work)
+
+    async def _connect(self) -> EngineWire:
+        """The wire, checked. Waits for a server that is not there yet."""
+        self._phase = "connecting to the server"
+        link = Link(self._clock)
+        password = self._hidden.redis_password
+        while True:
+            try:
+                wire = await connect_engine(
+                    self._settings.redis_url,
+                    password=password.get_secret_value() if password is not None else None,
+                    options=WireOptions(resume_grace_ms=int(self._settings.resume_grace_s * 1000)),
+                )
+            except TransportUnavailable as error:
+                await link.failed(error)
+                continue
+            for warning in wire.warnings:
+                log.warning("wire.warning", warning=warning)
+            return wire
+
+    def _make_core(self) -> Core:
+        """Runs on the loader thread."""
+        self._phase = "loading"
+        say = percent_log()
+
+        def percent(value: int) -> None:
+            self._phase = f"loading {value} %"
+            say(value)
+
+        model = self._load(self._settings, percent)
+        core = build_core(self._settings, model, self._clock)
+        log.info(
+            "model.loaded",
+            model=model.name,
+            architecture=model.executor.shape.architecture,
+            context_tokens=core.settings.session_tokens,
+            pool_tokens=core.settings.pool_tokens,
+        )
+        return core
+
+    async def _beat_while_loading(self, wire: EngineWire, model: str) -> None:
+        ttl_ms = self._settings.lease_ms
+        info = EngineInfo(self._engine, model, "loading", 0, 0, 0, 0)
+        while True:
+            with contextlib.suppress(TransportUnavailable):
+                await wire.beat_engine(info, ttl_ms=ttl_ms)
+            await asyncio.sleep(ttl_ms / 3000)
+
+    async def _publish(self, wire: EngineWire, core: Core) -> None:
+        self._phase = "publishing the model card"
+        link = Link(self._clock)
+        while True:
+            try:
+                await self._put_card(wire, core)
+            except TransportUnavailable as error:
+                await link.failed(error)
+            else:
+                return
+
+    async def _put_card(self, wire: EngineWire, core: Core) -> None:
+        await publish_card(wire, core.model, core.settings, created_s=self._clock.wall_ms() // 1000)
+
+    async def _serve(self, wire: EngineWire, core: Core, port: int) -> int:
+        intake = self._make_intake(wire, core)
+        gc.collect()
+        gc.freeze()  # what start-up made lives as long as the process: no collection looks at it
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(intake.run(), name="intake")
+            engine = group.create_task(_outcome(in_thread("engine", core.loop.run)))
+            io = asyncio.get_running_loop()
+
+            def hand_over(batch: list[PassOutputs]) -> None:
+                io.call_soon_threadsafe(intake.take, batch)
+
+            signal = group.create_task(in_thread("signal", partial(pump, core.door, hand_over)))
+            stopping = group.create_task(self._stopping.wait())
+            await intake.keeper.ready()
+            self._intake = intake
+            self._announce(port)
+            await asyncio.wait({engine, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            failure = await self._stop(intake, core, engine)
+            await _within(_LAST_STEP_S, asyncio.shield(signal))
+            await _within(_LAST_STEP_S, wire.leave_engine(intake.keeper.info()))
+            for task in (running, stopping, signal):
+                task.cancel()
+        if failure is not None:
+            raise EngineFailed(f"{type(failure).__name__}: {failure}") from failure
+        log.info("engine.stopped")
+        return OK
+
+    async def _stop(
+        self, intake: Intake, core: Core, engine: asyncio.Task[BaseException | None]
+    ) -> BaseException | None:
+        """Drains, or cleans up after an engine thread that ended by itself. Its error, if any."""
+        if self._ready_file is not None:
+            self._ready_file.unlink(missing_ok=True)
+        if engine.done():
+            # Leases of what ran are left to lapse: a request that breaks engines is counted so.
+            await intake.hand_back_waiting()
+            return engine.result() or EngineFailed("the engine thread ended by itself")
+        await intake.drain(self._grace_s)
+        core.door.close()
+        try:
+            async with asyncio.timeout(_LAST_STEP_S):
+                return await asyncio.shield(engine)
+        except TimeoutError:
+            log.error("engine.did_not_stop", seconds=_LAST_STEP_S)
+            engine.cancel()
+            return None
+
+    def _make_intake(self, wire: EngineWire, core: Core) -> Intake:
+        def drain(grace_s: float | None) -> None:
+            self._grace_s = self._settings.drain_s if grace_s is None else grace_s
+            self._stopping.set()
+
+        return Intake(
+            wire=wire,
+            door=core.door,
+            engine=self._engine,
+            bounds=Bounds(
+                model=core.model.name,
+                vocabulary=core.model.executor.shape.vocabulary,
+                context_tokens=core.settings.session_tokens,
+            ),
+            settings=IntakeSettings(
+                slots=core.settings.max_batch,
+                max_waiting=core.settings.max_waiting,
+                lease_ms=self._settings.lease_ms,
+                stall_s=self._settings.stall_s,
+                buffer_tokens=self._settings.buffer_tokens,
+            ),
+            snapshot=core.loop.metrics.get,
+            registry=self._registry,
+            clock=self._clock,
+            put_card=partial(self._put_card, wire, core),
+            drain=drain,
+        )
+
+    def _announce(self, port: int) -> None:
+        log.info("engine.ready", engine=self._engine, http_port=port)
+        if self._ready_file is not None:
+            ready = {"http_port": port, "pid": os.getpid(), "engine": self._engine}
+            fresh = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}")
+            fresh.write_text(json.dumps(ready))
+            fresh.replace(self._ready_file)  # a reader sees the whole of it or nothing
+
+
+def process_id(name: str | None) -> str:
+    """This process's id: its name and a boot nonce, so that old entries never reach a new process."""
+    base = re.sub(r"[^A-Za-z0-9._-]", "-", name or socket.gethostname())[:96]
+    return f"{base}-{secrets.token_hex(4)}"
+
+
+async def _outcome(work: Coroutine[object, object, None]) -> BaseException | None:
+    """The error that ended ``work``, or None: a thread's end is an event, not a crash of ours."""
+    try:
+        await work
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return error
+    return None
+
+
+async def _ended(task: asyncio.Future[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def _within(
+    seconds: float, work: asyncio.Future[None] | Coroutine[object, object, None]
+) -> None:
+    """Waits for a last step, and goes on without it: the process must end."""
+    with contextlib.suppress(TimeoutError, TransportUnavailable):
+        async with asyncio.timeout(seconds):
+            await work

