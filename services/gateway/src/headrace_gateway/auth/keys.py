@@ -1,0 +1,302 @@
+"""Checking keys at each call, and keeping them: made, listed, revoked, exported, imported.
+
+Whatever cannot be proved is refused. Next: headrace_gateway.auth.tokens
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, cast, get_args
+
+from headrace_contracts.keys import BANDS, DEFAULT_BAND
+from headrace_kit.clock import Clock
+from headrace_transport.interface import ApiKey, GatewayWire
+
+from headrace_gateway.auth import tokens
+from headrace_gateway.errors import InvalidApiKey, PermissionDenied, transport_errors
+from headrace_gateway.inference.calls import Caller
+
+Scope = Literal["inference", "admin"]
+"""inference: models, generation, one's own requests. admin: everything of every tenant's keys."""
+SCOPES: Final[frozenset[str]] = frozenset(get_args(Scope))
+
+NO_KEY: Final = "An API key is needed: send 'Authorization: Bearer <key>'."
+WRONG_KEY: Final = "The API key is not valid."
+BEARER: Final = b"bearer"
+NO_DIGEST: Final = bytes(32)
+CACHE_ENTRIES: Final = 10_000
+EXPORT_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the server said of a public id."""
+
+    key: ApiKey | None
+    read_at: float
+    """Monotonic seconds."""
+
+
+class Authenticator:
+    """Turns a key into a ``Caller``, or refuses. Remembers what the server said for a moment."""
+
+    def __init__(self, wire: GatewayWire, pepper: bytes, clock: Clock, *, cache_s: float) -> None:
+        """Raises ``ValueError`` for a pepper that is too short. A revoked key dies within
+        ``cache_s``.
+        """
+        self._wire = wire
+        self._pepper = tokens.check_pepper(pepper)
+        self._clock = clock
+        self._cache_s = cache_s
+        self._known: dict[str, _Known] = {}
+
+    async def bearer(self, header: bytes | str | None) -> Caller:
+        """The caller behind an ``Authorization`` header's value. Raises ``InvalidApiKey`` and
+        ``BackendUnavailable``.
+        """
+        if header is None:
+            raise InvalidApiKey(NO_KEY)
+        raw = header.encode("utf-8", "surrogateescape") if isinstance(header, str) else header
+        scheme, _, token = raw.strip().partition(b" ")
+        token = token.strip()
+        if scheme.lower() != BEARER or not token:
+            raise InvalidApiKey(NO_KEY)
+        return await self.token(token)
+
+    async def token(self, token: bytes) -> Caller:
+        """The caller behind a bare key. Raises like ``bearer``."""
+        parts = tokens.parse_token(token, self._pepper)
+        if parts is None:
+            raise InvalidApiKey(WRONG_KEY)
+        key = await self._key(parts.public_id)
+        # An unknown id costs the same work as a wrong secret, and is answered alike.
+        proved = hmac.compare_digest(
+            tokens.digest(parts, self._pepper), NO_DIGEST if key is None else key.digest
+        )
+        if key is None or not proved:
+            raise InvalidApiKey(WRONG_KEY)
+        now_ms = self._clock.wall_ms()
+        if key.revoked_ms is not None and key.revoked_ms <= now_ms:
+            raise InvalidApiKey("The API key was revoked.")
+        if key.expires_ms is not None and key.expires_ms <= now_ms:
+            raise InvalidApiKey("The API key has expired.")
+        return Caller(
+            key_id=key.public_id,
+            tenant=key.tenant,
+            band=key.band,
+            scopes=key.scopes,
+            models=key.models,
+            max_concurrency=key.max_concurrency,
+        )
+
+    def require(self, caller: Caller, scope: Scope) -> None:
+        """Raises ``PermissionDenied`` for a caller whose key lacks a scope."""
+        if scope not in caller.scopes:
+            raise PermissionDenied(f"This key lacks the scope {scope!r}.")
+
+    async def _key(self, public_id: str) -> ApiKey | None:
+        now = self._clock.monotonic()
+        known = self._known.get(public_id)
+        if known is not None and now - known.read_at < self._cache_s:
+            return known.key
+        with transport_errors():
+            key = await self._wire.api_key(public_id)
+        self._known.pop(public_id, None)
+        self._known[public_id] = _Known(key, now)
+        if len(self._known) > CACHE_ENTRIES:  # somebody tries keys: forget the oldest
+            del self._known[next(iter(self._known))]
+        return key
+
+
+class KeyStore:
+    """The keys of a deployment, for those who administer them.
+
+    A key is rotated by making a second one and revoking the first, at once or at a time to come,
+    when its holder has changed over.
+    """
+
+    def __init__(self, wire: GatewayWire, pepper: bytes, clock: Clock) -> None:
+        """Raises ``ValueError`` for a pepper that is too short."""
+        self._wire = wire
+        self._pepper = tokens.check_pepper(pepper)
+        self._clock = clock
+
+    async def create(
+        self,
+        *,
+        name: str,
+        tenant: str = "default",
+        scopes: Sequence[str] = ("inference",),
+        models: Sequence[str] = (),
+        band: int = DEFAULT_BAND,
+        expires_ms: int | None = None,
+        max_concurrency: int | None = None,
+    ) -> tuple[str, ApiKey]:
+        """Makes a key. Its text is returned here, and is nowhere to be had again.
+
+        Raises ``ValueError`` for what makes no sense.
+        """
+        text, token = tokens.make_token()
+        key = await self._put(
+            token, name, tenant, scopes, models, band, expires_ms, max_concurrency
+        )
+        return text, key
+
+    async def adopt(
+        self,
+        token: str,
+        *,
+        name: str,
+        tenant: str = "default",
+        scopes: Sequence[str] = ("inference",),
+        models: Sequence[str] = (),
+        band: int = DEFAULT_BAND,
+        expires_ms: int | None = None,
+        max_concurrency: int | None = None,
+    ) -> ApiKey:
+        """Takes a key that its owner chose. Again with the same one: the same key, renewed.
+
+        Raises ``ValueError`` for one that is too short or is not printable ASCII.
+        """
+        text = token.strip("\r\n")
+        parsed = tokens.parse_token(text.encode("utf-8", "replace"), self._pepper)
+        if parsed is None:
+            fault = tokens.check_adopted(text) or "its checksum is wrong"
+            raise ValueError(f"this API key cannot be used: {fault}")
+        return await self._put(
+            parsed, name, tenant, scopes, models, band, expires_ms, max_concurrency
+        )
+
+    async def list(self) -> Sequence[ApiKey]:
+        """Every key, the oldest first."""
+        return sorted(await self._wire.api_keys(), key=lambda key: (key.created_ms, key.public_id))
+
+    async def revoke(self, public_id: str, *, at_ms: int | None = None) -> bool:
+        """Revokes a key now, or at a time to come. False: there is none of that id."""
+        when = self._clock.wall_ms() if at_ms is None else at_ms
+        return await self._wire.revoke_api_key(public_id, at_ms=when)
+
+    async def export(self) -> bytes:
+        """Every key as JSON lines. Without the pepper they prove nothing; with it, keep them safe."""
+        return b"".join(_encode(key) for key in await self.list())
+
+    async def load(self, data: bytes) -> int:
+        """Puts exported keys back; says how many. Raises ``ValueError`` before any is put."""
+        keys = [_decode(line) for line in data.splitlines() if line.strip()]
+        for key in keys:
+            await self._wire.put_api_key(key)
+        return len(keys)
+
+    async def _put(
+        self,
+        token: tokens.Token,
+        name: str,
+        tenant: str,
+        scopes: Sequence[str],
+        models: Sequence[str],
+        band: int,
+        expires_ms: int | None,
+        max_concurrency: int | None,
+    ) -> ApiKey:
+        now_ms = self._clock.wall_ms()
+        key = ApiKey(
+            public_id=token.public_id,
+            digest=tokens.digest(token, self._pepper),
+            name=name,
+            tenant=tenant,
+            scopes=frozenset(scopes),
+            models=frozenset(models),
+            created_ms=now_ms,
+            expires_ms=expires_ms,
+            revoked_ms=None,
+            band=band,
+            max_concurrency=max_concurrency,
+        )
+        _check(key, now_ms)
+        await self._wire.put_api_key(key)
+        return key
+
+
+def _check(key: ApiKey, now_ms: int) -> None:
+    """Raises ``ValueError``."""
+    if not key.name.strip() or len(key.name) > 200:
+        raise ValueError("a key needs a name of 1 to 200 characters")
+    if not key.tenant or len(key.tenant) > 100:
+        raise ValueError("a key needs a tenant of 1 to 100 characters")
+    if not key.scopes or key.scopes - SCOPES:
+        raise ValueError(f"scopes are some of {', '.join(sorted(SCOPES))}")
+    if not 0 <= key.band < BANDS:
+        raise ValueError(f"the band is 0 (most urgent) to {BANDS - 1}")
+    if key.expires_ms is not None and key.expires_ms <= now_ms:
+        raise ValueError("the key would have expired already")
+    if key.max_concurrency is not None and key.max_concurrency < 1:
+        raise ValueError("max_concurrency is at least 1")
+
+
+def _encode(key: ApiKey) -> bytes:
+    made: dict[str, object] = {
+        "version": EXPORT_VERSION,
+        "public_id": key.public_id,
+        "digest": key.digest.hex(),
+        "name": key.name,
+        "tenant": key.tenant,
+        "scopes": sorted(key.scopes),
+        "models": sorted(key.models),
+        "created_ms": key.created_ms,
+        "expires_ms": key.expires_ms,
+        "revoked_ms": key.revoked_ms,
+        "band": key.band,
+        "max_concurrency": key.max_concurrency,
+    }
+    return json.dumps(made).encode() + b"\n"
+
+
+def _decode(line: bytes) -> ApiKey:
+    """Raises ``ValueError`` for a line that ``_encode`` did not write."""
+    try:
+        read = cast("dict[str, object]", json.loads(line))
+        if read["version"] != EXPORT_VERSION:
+            raise ValueError(f"version {read['version']!r} is not known here")
+        key = ApiKey(
+            public_id=_text(read["public_id"]),
+            digest=bytes.fromhex(_text(read["digest"])),
+            name=_text(read["name"]),
+            tenant=_text(read["tenant"]),
+            scopes=_names(read["scopes"]),
+            models=_names(read["models"]),
+            created_ms=_number(read["created_ms"]),
+            expires_ms=_number_or_none(read["expires_ms"]),
+            revoked_ms=_number_or_none(read["revoked_ms"]),
+            band=_number(read["band"]),
+            max_concurrency=_number_or_none(read["max_concurrency"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"not an exported key: {error}") from error
+    if len(key.digest) != 32:
+        raise ValueError("not an exported key: its digest is damaged")
+    return key
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is not a whole number")
+    return value
+
+
+def _number_or_none(value: object) -> int | None:
+    return None if value is None else _number(value)
+
+
+def _names(value: object) -> frozenset[str]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is not a list")
+    return frozenset(_text(item) for item in cast("list[object]", value))

@@ -1,0 +1,53 @@
+"""Nothing answers without a key but health: deny by default, before a message is read."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+
+from headrace_gateway.auth.keys import Authenticator
+from headrace_gateway.errors import GatewayError
+from headrace_gateway.rpc.statuses import Context, refuse
+
+OPEN_SERVICES: Final = ("/grpc.health.v1.Health/",)
+
+Handler = grpc.RpcMethodHandler[Any, Any]
+Metadata = Any
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Asks for a key at every method that is not on the list, known or unknown."""
+
+    def __init__(self, auth: Authenticator) -> None:
+        self._auth = auth
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """The method's own handler for who may call it, else one that refuses."""
+        if not handler_call_details.method.startswith(OPEN_SERVICES):
+            header = metadata_value(handler_call_details.invocation_metadata, "authorization")
+            try:
+                await self._auth.bearer(header)
+            except GatewayError as error:
+                return _refusing(error)
+        return await continuation(handler_call_details)
+
+
+def metadata_value(metadata: Metadata, name: str) -> str | bytes | None:
+    """The first value of a key in a call's metadata."""
+    for key, value in metadata or ():
+        if key == name:
+            return value
+    return None
+
+
+def _refusing(error: GatewayError) -> Handler:
+    async def answer(_requests: object, context: Context) -> None:
+        await refuse(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(answer)  # pyright: ignore[reportArgumentType]

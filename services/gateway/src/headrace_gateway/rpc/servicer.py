@@ -1,0 +1,149 @@
+"""The methods of ``inference.proto``. Next: headrace_gateway.inference.service"""
+
+from __future__ import annotations
+
+import grpc
+from headrace_contracts.pb.inference_pb2 import (
+    CancelRequest,
+    CancelResponse,
+    GenerateEvent,
+    GenerateRequest,
+    ListModelsRequest,
+    ListModelsResponse,
+    Model,
+)
+from headrace_kit.log import get_logger
+
+from headrace_gateway.auth.keys import Authenticator
+from headrace_gateway.errors import GatewayError, Internal, RequestNotFound
+from headrace_gateway.inference.calls import Caller, Delta, Done
+from headrace_gateway.inference.service import InferenceService
+from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.rpc.convert import call_of, event_of, usage_of
+from headrace_gateway.rpc.guard import metadata_value
+from headrace_gateway.rpc.statuses import Context, refuse, status_of
+
+log = get_logger(__name__)
+
+
+class InferenceServicer:
+    """One method a call; each authenticates, does, and answers with a status from the table.
+
+    ``Generate`` writes by itself rather than yielding: a client that leaves then always meets a
+    waiting coroutine of ours, whose ``finally`` cancels the request.
+    """
+
+    def __init__(
+        self,
+        service: InferenceService,
+        auth: Authenticator,
+        metrics: GatewayMetrics,
+        *,
+        max_deadline_s: float,
+    ) -> None:
+        self._service = service
+        self._auth = auth
+        self._metrics = metrics
+        self._max_deadline_s = max_deadline_s
+
+    async def Generate(self, request: GenerateRequest, context: Context) -> None:
+        """Streams a call's events. The client's deadline travels to the engine as what is left."""
+        status = "CANCELLED"  # what it is when neither of the lines below is reached
+        try:
+            await self._generate(request, context)
+            status = "OK"
+        except GatewayError as error:
+            status = status_of(error).name
+            await refuse(context, error)
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            # The boundary of one call.
+            log.exception("grpc.failed", method="Generate")
+            status = "INTERNAL"
+            await refuse(context, Internal("The call failed."))
+        finally:
+            self._metrics.grpc_requests.labels("Generate", status).inc()
+
+    async def Cancel(self, request: CancelRequest, context: Context) -> CancelResponse:
+        """Cancels a request of the same key, wherever it is."""
+        try:
+            caller = await self._caller(context)
+            cancelled = await self._service.cancel(request.id, caller)
+        except RequestNotFound:
+            cancelled = False
+        except GatewayError as error:
+            self._metrics.grpc_requests.labels("Cancel", status_of(error).name).inc()
+            await refuse(context, error)
+        self._metrics.grpc_requests.labels("Cancel", "OK").inc()
+        return CancelResponse(cancelled=cancelled)
+
+    async def ListModels(self, _request: ListModelsRequest, context: Context) -> ListModelsResponse:
+        """The models that the key may use."""
+        try:
+            models = await self._service.models(await self._caller(context))
+        except GatewayError as error:
+            self._metrics.grpc_requests.labels("ListModels", status_of(error).name).inc()
+            await refuse(context, error)
+        self._metrics.grpc_requests.labels("ListModels", "OK").inc()
+        return ListModelsResponse(
+            models=[
+                Model(
+                    id=model.id,
+                    created=model.created,
+                    context_tokens=model.context_tokens,
+                    ready=model.ready,
+                )
+                for model in models
+            ]
+        )
+
+    async def _generate(self, request: GenerateRequest, context: Context) -> None:
+        caller = await self._caller(context)
+        call = call_of(
+            request,
+            caller,
+            request_id=self._service.new_id(
+                "chat" if request.WhichOneof("prompt") == "chat" else "completion"
+            ),
+            deadline_s=self._deadline_s(context),
+            traceparent=_text(metadata_value(context.invocation_metadata(), "traceparent")),
+        )
+        running = await self._service.start(call)
+        try:
+            await context.send_initial_metadata((("x-request-id", running.id),))
+            held: GenerateEvent | None = None
+            async for event in running:
+                if isinstance(event, Delta):
+                    if held is not None:
+                        await context.write(held)
+                    # the last one waits for the usage, which travels with it
+                    held = event_of(running.id, event, token_ids=request.return_token_ids)
+                    if event.finish is None:
+                        await context.write(held)
+                        held = None
+                elif isinstance(event, Done):
+                    last = held or GenerateEvent(id=running.id)
+                    last.usage.CopyFrom(usage_of(event.usage))
+                    await context.write(last)
+        finally:
+            await running.aclose()
+
+    async def _caller(self, context: Context) -> Caller:
+        header = metadata_value(context.invocation_metadata(), "authorization")
+        caller = await self._auth.bearer(header)
+        self._auth.require(caller, "inference")
+        return caller
+
+    def _deadline_s(self, context: Context) -> float | None:
+        """What is left of the client's deadline, within the operator's bound; None: it has none."""
+        left_s: float | None = context.time_remaining()  # the stub forgets None
+        if left_s is None or left_s > self._max_deadline_s:
+            return None
+        return left_s
+
+
+def _text(value: str | bytes | None) -> str:
+    if isinstance(value, bytes):
+        return value.decode("ascii", "ignore")
+    return value or ""
