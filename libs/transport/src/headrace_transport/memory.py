@@ -1,0 +1,501 @@
+"""The wire in memory: one ``MemoryBroker`` that any number of wires of one event loop share.
+
+Same semantics as over Redis, time by an injected clock; for tests and for the offline API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+
+from headrace_contracts.codes import FinishReason
+from headrace_contracts.limits import WIRE_VERSION
+from headrace_contracts.pb import codes_pb2
+from headrace_contracts.pb.queue_pb2 import (
+    Attach,
+    CancelMark,
+    CancelNudge,
+    Control,
+    Fence,
+    Frame,
+    LogEntry,
+    ModelCard,
+    RequestRecord,
+    Usage,
+)
+from headrace_kit.clock import Clock, SystemClock
+
+from headrace_transport.claims import Claims, Taken
+from headrace_transport.endings import ending_of, terminal_frame, total_usage
+from headrace_transport.errors import TransportUnavailable
+from headrace_transport.interface import (
+    ApiKey,
+    Claimed,
+    EngineInfo,
+    FrameId,
+    Lease,
+    Logged,
+    OutEntry,
+    Queued,
+    Renewed,
+    RequestState,
+    Settled,
+)
+from headrace_transport.memory_streams import Stream
+from headrace_transport.memory_work import ModelWork, Work, append_log, marks_of
+from headrace_transport.names import check_model, check_name
+from headrace_transport.options import WireOptions
+from headrace_transport.records import encode, lengths_of
+
+_DEFAULTS = WireOptions()
+_SYSTEM = SystemClock()
+
+
+class MemoryBroker:
+    """What Redis is to the other transport. ``up`` False: every call is ``TransportUnavailable``."""
+
+    def __init__(self, *, clock: Clock = _SYSTEM, options: WireOptions = _DEFAULTS) -> None:
+        self.clock = clock
+        self.options = options
+        self.up = True
+        self.requests: dict[str, Work] = {}
+        self.models: dict[str, ModelWork] = {}
+        self.outs: dict[str, Stream[Frame | Fence]] = {}
+        self.controls: dict[str, Stream[Control]] = {}
+        self.gateways: dict[str, int] = {}
+        """Expiry by process, unix ms."""
+        self.engines: dict[str, tuple[EngineInfo, int]] = {}
+        self.cards: dict[str, ModelCard] = {}
+        self.blobs: dict[str, bytes] = {}
+        self.keys: dict[str, ApiKey] = {}
+
+    def flush(self) -> None:
+        """Loses everything, as FLUSHALL does."""
+        self.requests.clear()
+        self.models.clear()
+        self.outs.clear()
+        self.controls.clear()
+        self.gateways.clear()
+        self.engines.clear()
+        self.cards.clear()
+        self.blobs.clear()
+        self.keys.clear()
+
+    async def enter(self) -> None:
+        """Where every call comes in: others get their turn, as they do over a network."""
+        await asyncio.sleep(0)
+        if not self.up:
+            raise TransportUnavailable("the broker is down")
+        now = self.now_ms()
+        gone = [
+            request
+            for request, work in self.requests.items()
+            if work.status == "finished" and work.finished_ms + self.options.state_ttl_ms <= now
+        ]
+        for request in gone:
+            del self.requests[request]
+
+    def now_ms(self) -> int:
+        """Unix time."""
+        return self.clock.wall_ms()
+
+    def work(self, model: str) -> ModelWork:
+        """The model's queues."""
+        if model not in self.models:
+            self.models[model] = ModelWork(check_model(model), self.now_ms, self.requests)
+        return self.models[model]
+
+    def out(self, gateway: str) -> Stream[Frame | Fence]:
+        """The gateway's out stream."""
+        return self.outs.setdefault(gateway, Stream(self.now_ms))
+
+    def control(self, engine: str) -> Stream[Control]:
+        """The engine's control stream."""
+        return self.controls.setdefault(engine, Stream(self.now_ms))
+
+    def log(self, request: str) -> Stream[LogEntry] | None:
+        """The request's resume log, while it is kept."""
+        work = self.requests.get(request)
+        if work is None:
+            return None
+        over = work.status == "finished"
+        if over and work.finished_ms + self.options.log_ttl_ms <= self.now_ms():
+            return None
+        return work.log
+
+    def sign_of_life(self, gateway: str) -> None:
+        """A submit or an attach: as good as a beat."""
+        expiry = self.now_ms() + self.options.sign_of_life_ms
+        self.gateways[gateway] = max(self.gateways.get(gateway, 0), expiry)
+
+    def post(self, gateway: str, item: Frame | Fence) -> FrameId | None:
+        """Appends to the out stream of a gateway that is alive."""
+        if gateway not in self.gateways:
+            return None
+        # a copy: the caller may fill the same message again
+        copy = type(item).FromString(item.SerializeToString())
+        return FrameId(self.out(gateway).append(copy))
+
+    def cancel(self, model: str, request: str, mark: CancelMark) -> bool:
+        """Marks and nudges, or ends what is queued."""
+        answer = self.work(model).mark(request, mark)
+        if answer == "unknown":
+            return False
+        work = self.requests[request]
+        if answer == "ended":
+            self._end_queued(model, work, mark)
+        elif work.owner is not None:
+            nudge = Control(version=WIRE_VERSION, cancel=CancelNudge(id=request))
+            self.control(work.owner).append(nudge)
+        return True
+
+    def _end_queued(self, model: str, work: Work, mark: CancelMark) -> None:
+        prompt = len(work.record.prompt)
+        ending = ending_of(mark)
+        frame = terminal_frame(
+            slot=work.slot,
+            attempt=work.attempt + 1,
+            lengths=work.lengths,
+            ending=ending,
+            prompt_tokens=prompt,
+        )
+        self.post(work.gateway, frame)
+        usage = total_usage(list(frame.finishes), prompt_tokens=prompt)
+        self.work(model).end(work, ending.reason, usage)
+
+
+class _MemoryWire:
+    def __init__(self, broker: MemoryBroker) -> None:
+        self._broker = broker
+
+    async def ping(self) -> None:
+        """Raises ``TransportUnavailable`` while the broker is down."""
+        await self._broker.enter()
+
+    async def close(self) -> None:
+        """Leaves the broker as it is: others share it."""
+
+    async def card(self, model: str) -> ModelCard | None:
+        """The card of a model, or None."""
+        await self._broker.enter()
+        return self._broker.cards.get(check_model(model))
+
+
+class MemoryGatewayWire(_MemoryWire):
+    """Implements ``GatewayWire``."""
+
+    async def submit(
+        self,
+        record: RequestRecord,
+        *,
+        max_queued: int,
+        max_concurrency: int | None = None,
+        resume: LogEntry | None = None,
+    ) -> Queued:
+        """See ``GatewayWire.submit``."""
+        await self._broker.enter()
+        data = encode(record)
+        queued = self._broker.work(record.model).submit(
+            RequestRecord.FromString(data),
+            data,
+            max_queued=max_queued,
+            max_concurrency=max_concurrency,
+            resume=resume,
+            lengths=lengths_of(record.n, resume) if resume is not None else [],
+        )
+        self._broker.sign_of_life(record.gateway)
+        return queued
+
+    async def cancel(self, model: str, request: str, mark: CancelMark) -> bool:
+        """See ``GatewayWire.cancel``."""
+        await self._broker.enter()
+        return self._broker.cancel(model, check_name("a request id", request), mark)
+
+    async def attach(self, request: str, gateway: str, slot: int, first: int) -> Lease | None:
+        """See ``GatewayWire.attach``."""
+        check_name("a gateway", gateway)
+        await self._broker.enter()
+        work = self._broker.requests.get(check_name("a request id", request))
+        if work is None or work.owner is None:
+            return None
+        if (work.gateway, work.slot) != (gateway, slot):
+            work.past.append((work.gateway, work.slot))
+            work.gateway, work.slot = gateway, slot
+        self._broker.sign_of_life(gateway)
+        attach = Attach(id=request, gateway=gateway, slot=slot, first=first)
+        self._broker.control(work.owner).append(Control(version=WIRE_VERSION, attach=attach))
+        return Lease(
+            owner=work.owner,
+            attempt=work.attempt,
+            expires_ms=work.expires_ms,
+            gateway=gateway,
+            slot=slot,
+        )
+
+    async def request_state(self, request: str) -> RequestState | None:
+        """See ``GatewayWire.request_state``."""
+        await self._broker.enter()
+        work = self._broker.requests.get(check_name("a request id", request))
+        if work is None:
+            return None
+        return RequestState(
+            status=work.status,
+            model=work.record.model,
+            tenant=work.record.tenant,
+            key_id=work.record.key_id,
+            n=work.record.n,
+            attempt=work.attempt,
+            created_ms=work.created_ms,
+            finish=work.finish,
+            usage=work.usage,
+            prompt_tokens=len(work.record.prompt),
+        )
+
+    async def read_log(self, request: str, after: str = "0-0") -> Sequence[tuple[str, LogEntry]]:
+        """See ``GatewayWire.read_log``."""
+        await self._broker.enter()
+        log = self._broker.log(check_name("a request id", request))
+        return log.after(after) if log is not None else []
+
+    async def queue_depth(self, model: str) -> int:
+        """See ``GatewayWire.queue_depth``."""
+        await self._broker.enter()
+        return self._broker.work(model).depth()
+
+    async def read_out(self, gateway: str, after: FrameId, *, block_ms: int) -> Sequence[OutEntry]:
+        """See ``GatewayWire.read_out``."""
+        await self._broker.enter()
+        entries = await self._broker.out(gateway).read(after, block_ms=block_ms)
+        return [OutEntry(id=FrameId(name), item=item) for name, item in entries]
+
+    async def trim_out(self, gateway: str, below: FrameId) -> None:
+        """See ``GatewayWire.trim_out``."""
+        await self._broker.enter()
+        self._broker.out(gateway).trim(below)
+
+    async def cards(self) -> Sequence[ModelCard]:
+        """See ``GatewayWire.cards``."""
+        await self._broker.enter()
+        return [self._broker.cards[name] for name in sorted(self._broker.cards)]
+
+    async def blob(self, digest: str) -> bytes | None:
+        """See ``GatewayWire.blob``."""
+        await self._broker.enter()
+        return self._broker.blobs.get(digest)
+
+    async def engines(self, model: str) -> Sequence[EngineInfo]:
+        """See ``GatewayWire.engines``."""
+        await self._broker.enter()
+        now = self._broker.now_ms()
+        return [
+            info
+            for info, expiry in self._broker.engines.values()
+            if info.model == model and expiry > now
+        ]
+
+    async def beat_gateway(self, gateway: str, *, ttl_ms: int) -> None:
+        """See ``GatewayWire.beat_gateway``."""
+        await self._broker.enter()
+        self._broker.gateways[check_name("a gateway", gateway)] = self._broker.now_ms() + ttl_ms
+
+    async def leave_gateway(self, gateway: str) -> None:
+        """See ``GatewayWire.leave_gateway``."""
+        await self._broker.enter()
+        self._broker.gateways.pop(gateway, None)
+        self._broker.outs.pop(gateway, None)
+
+    async def api_key(self, public_id: str) -> ApiKey | None:
+        """See ``GatewayWire.api_key``."""
+        await self._broker.enter()
+        return self._broker.keys.get(public_id)
+
+    async def api_keys(self) -> Sequence[ApiKey]:
+        """See ``GatewayWire.api_keys``."""
+        await self._broker.enter()
+        return [self._broker.keys[name] for name in sorted(self._broker.keys)]
+
+    async def put_api_key(self, key: ApiKey) -> None:
+        """See ``GatewayWire.put_api_key``."""
+        await self._broker.enter()
+        check_name("a tenant", key.tenant)
+        self._broker.keys[check_name("a key id", key.public_id)] = key
+
+    async def revoke_api_key(self, public_id: str, *, at_ms: int) -> bool:
+        """See ``GatewayWire.revoke_api_key``."""
+        await self._broker.enter()
+        key = self._broker.keys.get(public_id)
+        if key is None:
+            return False
+        self._broker.keys[public_id] = replace(key, revoked_ms=at_ms)
+        return True
+
+
+class MemoryEngineWire(_MemoryWire):
+    """Implements ``EngineWire`` and ``ClaimSteps``."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self._claims = Claims(self)
+
+    async def wait_bell(self, model: str, *, timeout_ms: int) -> bool:
+        """See ``EngineWire.wait_bell``."""
+        await self._broker.enter()
+        return await self._broker.work(model).bell.wait(timeout_ms=timeout_ms)
+
+    async def claim(
+        self, model: str, engine: str, *, credit: int, lease_ms: int
+    ) -> Sequence[Claimed]:
+        """See ``EngineWire.claim``."""
+        check_name("an engine", engine)
+        return await self._claims.claim(model, engine, credit=credit, lease_ms=lease_ms)
+
+    async def renew(
+        self, model: str, engine: str, attempts: Mapping[str, int], *, lease_ms: int
+    ) -> Renewed:
+        """See ``EngineWire.renew``."""
+        await self._broker.enter()
+        lost, cancelled = self._broker.work(model).renew(engine, attempts, lease_ms=lease_ms)
+        return Renewed(lost=lost, cancelled=cancelled)
+
+    async def release(self, model: str, engine: str, attempts: Mapping[str, int]) -> None:
+        """See ``EngineWire.release``."""
+        await self._broker.enter()
+        self._broker.work(model).release(engine, attempts)
+
+    async def finish(
+        self,
+        model: str,
+        engine: str,
+        request: str,
+        attempt: int,
+        *,
+        entry: LogEntry,
+        reason: FinishReason,
+        usage: Usage,
+    ) -> Settled:
+        """See ``EngineWire.finish``."""
+        await self._broker.enter()
+        ours = self._broker.work(model).finish(
+            engine, request, attempt, entry=entry, reason=reason, usage=usage
+        )
+        return Settled(ours=ours)
+
+    async def cancels(
+        self, model: str, requests: Sequence[str]
+    ) -> Mapping[str, Sequence[CancelMark]]:
+        """See ``EngineWire.cancels``."""
+        await self._broker.enter()
+        known = {request: self._broker.requests.get(request) for request in requests}
+        return {
+            request: marks_of(work)
+            for request, work in known.items()
+            if work is not None and work.marks
+        }
+
+    async def publish(self, frames: Mapping[str, Frame]) -> Mapping[str, FrameId]:
+        """See ``EngineWire.publish``."""
+        posted = await self.post(list(frames.items()))
+        return {
+            gateway: frame
+            for gateway, frame in zip(frames, posted, strict=True)
+            if frame is not None
+        }
+
+    async def append_log(self, engine: str, request: str, attempt: int, entry: LogEntry) -> Logged:
+        """See ``EngineWire.append_log``."""
+        await self._broker.enter()
+        work = self._broker.requests.get(request)
+        if work is None:
+            return Logged(ours=False, lengths=())
+        return append_log(work, engine, attempt, entry)
+
+    async def read_control(
+        self, engine: str, after: str, *, block_ms: int
+    ) -> Sequence[tuple[str, Control]]:
+        """See ``EngineWire.read_control``."""
+        await self._broker.enter()
+        stream = self._broker.control(check_name("an engine", engine))
+        return await stream.read(after, block_ms=block_ms)
+
+    async def put_card(self, card: ModelCard) -> None:
+        """See ``EngineWire.put_card``."""
+        await self._broker.enter()
+        copy = ModelCard.FromString(card.SerializeToString())
+        self._broker.cards[check_model(card.model)] = copy
+
+    async def put_blob(self, data: bytes) -> str:
+        """See ``EngineWire.put_blob``."""
+        await self._broker.enter()
+        digest = sha256(data).hexdigest()
+        self._broker.blobs[digest] = data
+        return digest
+
+    async def beat_engine(self, info: EngineInfo, *, ttl_ms: int) -> None:
+        """See ``EngineWire.beat_engine``."""
+        await self._broker.enter()
+        name = check_name("an engine", info.process)
+        self._broker.engines[name] = (info, self._broker.now_ms() + ttl_ms)
+
+    async def leave_engine(self, info: EngineInfo) -> None:
+        """See ``EngineWire.leave_engine``."""
+        await self._broker.enter()
+        self._broker.engines.pop(info.process, None)
+        self._broker.controls.pop(info.process, None)
+
+    async def reap(self, model: str) -> None:
+        """See ``EngineWire.reap``."""
+        await self._broker.enter()
+        broker, now = self._broker, self._broker.now_ms()
+        grace = broker.options.resume_grace_ms
+        dead = {name for name, expiry in broker.gateways.items() if expiry + grace <= now}
+        work = broker.work(model)
+        stranded = work.stranded(lambda name: name in dead or name not in broker.gateways)
+        expired = work.expired()
+        for name in dead:
+            del broker.gateways[name]
+            broker.outs.pop(name, None)
+        for name, (_, expiry) in list(broker.engines.items()):
+            if expiry <= now:
+                del broker.engines[name]
+                broker.controls.pop(name, None)
+        for request in stranded:
+            mark = CancelMark(reason=codes_pb2.FINISH_REASON_CANCELLED)
+            broker.cancel(model, request, mark)
+        for request in expired:
+            broker.cancel(model, request, CancelMark(reason=codes_pb2.FINISH_REASON_DEADLINE))
+
+    # steps of a claim
+    async def take(self, model: str, engine: str, *, credit: int, lease_ms: int) -> Sequence[Taken]:
+        """See ``ClaimSteps.take``."""
+        await self._broker.enter()
+        return self._broker.work(model).take(engine, credit=credit, lease_ms=lease_ms)
+
+    async def post(self, entries: Sequence[tuple[str, Frame | Fence]]) -> Sequence[FrameId | None]:
+        """See ``ClaimSteps.post``."""
+        await self._broker.enter()
+        return [self._broker.post(gateway, item) for gateway, item in entries]
+
+    async def log_of(self, request: str) -> Sequence[LogEntry]:
+        """See ``ClaimSteps.log_of``."""
+        await self._broker.enter()
+        log = self._broker.log(request)
+        return [entry for _, entry in log.after("0-0")] if log is not None else []
+
+    async def frames_of(
+        self, gateway: str, after: FrameId, before: FrameId | None
+    ) -> Sequence[OutEntry]:
+        """See ``ClaimSteps.frames_of``."""
+        await self._broker.enter()
+        stream = self._broker.outs.get(gateway)
+        entries = stream.after(after, before) if stream is not None else []
+        return [OutEntry(id=FrameId(name), item=item) for name, item in entries]
+
+    async def bury(
+        self, model: str, engine: str, request: str, attempt: int, *, why: str, usage: Usage
+    ) -> Settled:
+        """See ``ClaimSteps.bury``."""
+        await self._broker.enter()
+        ours = self._broker.work(model).bury(engine, request, attempt, why=why, usage=usage)
+        return Settled(ours=ours)
