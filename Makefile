@@ -66,6 +66,8 @@ test-unit: setup ## unit tests, under two minutes
 	$(ONE_THREAD) $(PYTEST) tests/unit -q -n 2
 
 test-shared: setup ## one suite for the real thing and its fake
+	@command -v redis-server >/dev/null || \
+		echo "SKIPPED: no redis-server on PATH; the embedded server is tested alone"
 	$(ONE_THREAD) $(PYTEST) tests/shared -q
 
 test-integration: setup ## against a real server
