@@ -103,9 +103,7 @@ async def test_sixteen_tokens_are_the_default(edge: Edge, client: httpx.AsyncCli
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"logprobs": 1_000_000_000}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
-        ({"logprobs": -1}, "logprobs"),
         ({"echo": True, "logprobs": 1}, "echo"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3, "n": 2}, "best_of"),

@@ -6,7 +6,6 @@ import pytest
 from headrace_gateway.http.errors import HttpError
 from headrace_gateway.http.schema.fields import (
     GenerationFields,
-    check_top_count,
     fields_of,
     logit_bias_of,
     stops_of,
@@ -42,13 +41,6 @@ def test_what_is_no_token_id_is_refused(name: str) -> None:
 def test_what_is_no_bias_is_refused(bias: object) -> None:
     with pytest.raises(HttpError):
         logit_bias_of({"1": bias})
-
-
-@pytest.mark.parametrize("count", [-1, 21, 10**400])
-def test_counts_beyond_the_range_are_refused_briefly(count: int) -> None:
-    with pytest.raises(HttpError) as refusal:
-        check_top_count(count, "top_logprobs")
-    assert len(refusal.value.message) < 200
 
 
 def test_the_first_fault_is_named_without_the_framework_s_words() -> None:

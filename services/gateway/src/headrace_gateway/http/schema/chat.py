@@ -7,10 +7,7 @@ from typing import Annotated
 from pydantic import WithJsonSchema
 
 from headrace_gateway.http.errors import bad_request
-from headrace_gateway.http.schema.fields import (
-    GenerationFields,
-    check_top_count,
-)
+from headrace_gateway.http.schema.fields import GenerationFields
 from headrace_gateway.inference.calls import SamplingCall
 
 Messages = Annotated[
@@ -36,10 +33,8 @@ class ChatFields(GenerationFields):
             raise bad_request(
                 "max_tokens and max_completion_tokens differ; send one of them.", "max_tokens"
             )
-        if self.top_logprobs is not None:
-            check_top_count(self.top_logprobs, "top_logprobs")
-            if not self.logprobs:
-                raise bad_request("top_logprobs needs logprobs to be true.", "top_logprobs")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise bad_request("top_logprobs needs logprobs to be true.", "top_logprobs")
 
     def sampling(self) -> SamplingCall:
         """What the service is asked for."""

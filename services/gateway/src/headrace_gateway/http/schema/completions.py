@@ -7,10 +7,7 @@ from typing import Annotated, Final
 from pydantic import WithJsonSchema
 
 from headrace_gateway.http.errors import unsupported
-from headrace_gateway.http.schema.fields import (
-    GenerationFields,
-    check_top_count,
-)
+from headrace_gateway.http.schema.fields import GenerationFields
 from headrace_gateway.inference.calls import SamplingCall
 
 _DEFAULT_TOKENS: Final = 16
@@ -40,10 +37,8 @@ class CompletionFields(GenerationFields):
 
     def check_together(self) -> None:
         super().check_together()
-        if self.logprobs is not None:
-            check_top_count(self.logprobs, "logprobs")
-            if self.echo:
-                raise unsupported("echo is not supported together with logprobs.", "echo")
+        if self.logprobs is not None and self.echo:
+            raise unsupported("echo is not supported together with logprobs.", "echo")
 
     def sampling(self) -> SamplingCall:
         """What the service is asked for."""

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, TypeVar, cast
 
-from headrace_contracts.limits import MAX_TOP_LOGPROBS
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, WithJsonSchema
 
 from headrace_gateway.http.body import place_name
@@ -165,23 +164,11 @@ def logit_bias_of(value: object) -> dict[int, float] | None:
     return biases
 
 
-def check_top_count(value: int, param: str) -> None:
-    """Raises HttpError unless so many candidates per token may be asked for."""
-    if not 0 <= value <= MAX_TOP_LOGPROBS:
-        raise bad_request(
-            f"{param} must be between 0 and {MAX_TOP_LOGPROBS}, not {_shown(value)}.", param
-        )
-
-
 def _float(number: int | float, param: str) -> float:
     try:
         return float(number)
     except OverflowError:
         raise bad_request(f"{param} holds a number too large for a 64-bit float.", param) from None
-
-
-def _shown(value: int) -> str:
-    return str(value) if abs(value) < 10**20 else "a number of more than 20 digits"
 
 
 def _first_fault(error: ValidationError) -> HttpError:
