@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from google.protobuf.message import DecodeError
 from headrace_contracts.codes import Code, FinishReason
-from headrace_contracts.limits import WIRE_VERSION
+from headrace_contracts.limits import SUSPECT_CRASHES, WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import (
     CancelMark,
     Fence,
@@ -281,6 +281,7 @@ def _outcome(taken: Taken, found: Delivered) -> Claimed | Ending | None:
         delivered=found.tokens,
         ended=ended_entries(found, attempt=taken.attempt),
         cancels=taken.marks,
+        alone=taken.crashes >= SUSPECT_CRASHES,
     )
 
 

@@ -66,6 +66,10 @@ class RequestState:
     finish: FinishReason | None
     usage: Usage | None
     prompt_tokens: int
+    gateway: str = ""
+    """Gateway process that reads the rows now."""
+    edge: bytes = b""
+    """What another gateway needs to resume it; opaque to the wire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,8 @@ class Claimed:
     ended: Mapping[int, LogEntry]
     cancels: Sequence[CancelMark]
     """Marks of single choices that were set before the claim."""
+    alone: bool = False
+    """Its engines keep dying: nothing else is given to this engine until it has finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,9 +296,15 @@ class EngineWire(Protocol):
     async def append_log(self, engine: str, request: str, attempt: int, entry: LogEntry) -> Logged:
         """Appends if the attempt is still ours and all ``firsts`` continue the log.
 
-        A row that does not continue its choice appends nothing, so that a repeated append does no
-        harm: compare ``lengths`` with what was to be logged.
+        What the log holds already is left out, so that a repeated append does no harm; a gap
+        appends nothing. ``lengths`` always tells what the log holds.
         """
+        ...
+
+    async def append_logs(
+        self, engine: str, entries: Sequence[tuple[str, int, LogEntry]]
+    ) -> Sequence[Logged]:
+        """``append_log`` for many, as (request, attempt, entry), in one round trip."""
         ...
 
     # control

@@ -19,6 +19,7 @@ from headrace_transport.claims import Claims, Taken
 from headrace_transport.errors import CommandFailed
 from headrace_transport.frames import FrameWrites
 from headrace_transport.interface import Claimed, Logged, Renewed, Settled
+from headrace_transport.logs import append_all
 from headrace_transport.names import check_model, check_name
 from headrace_transport.replies import (
     Argument,
@@ -104,18 +105,25 @@ class Leases(FrameWrites):
 
     async def append_log(self, engine: str, request: str, attempt: int, entry: LogEntry) -> Logged:
         """See ``EngineWire.append_log``."""
-        arguments: list[Argument] = [
-            keys.leases(HOLE),
-            request,
-            engine,
-            attempt,
-            entry.SerializeToString(),
-        ]
-        for row in zip(entry.choices, entry.firsts, entry.counts, strict=True):
-            arguments += row
-        names = [keys.state(request), keys.log(request)]
-        ours, *lengths = as_list(await self._server.run("append_log", names, arguments))
-        return Logged(ours=as_int(ours) == 1, lengths=[as_int(length) for length in lengths])
+        return (await self.append_logs(engine, [(request, attempt, entry)]))[0]
+
+    async def append_logs(
+        self, engine: str, entries: Sequence[tuple[str, int, LogEntry]]
+    ) -> Sequence[Logged]:
+        """See ``EngineWire.append_logs``."""
+        return await append_all(self._append, engine, entries)
+
+    async def _append(
+        self, engine: str, entries: Sequence[tuple[str, int, LogEntry]]
+    ) -> Sequence[Logged]:
+        calls: list[tuple[list[str], list[Argument]]] = []
+        for request, attempt, entry in entries:
+            arguments: list[Argument] = [keys.leases(HOLE), request, engine, attempt]
+            arguments.append(entry.SerializeToString())
+            for row in zip(entry.choices, entry.firsts, entry.counts, strict=True):
+                arguments += row
+            calls.append(([keys.state(request), keys.log(request)], arguments))
+        return [_logged(reply) for reply in await self._server.run_many("append_log", calls)]
 
     # steps of a claim
     async def take(self, model: str, engine: str, *, credit: int, lease_ms: int) -> Sequence[Taken]:
@@ -151,6 +159,11 @@ class Leases(FrameWrites):
             usage.SerializeToString(),
         ]
         return Settled(ours=as_int(await self._server.run_model("bury", model, arguments)) == 1)
+
+
+def _logged(reply: Reply) -> Logged:
+    ours, *lengths = as_list(reply)
+    return Logged(ours=as_int(ours) == 1, lengths=[as_int(length) for length in lengths])
 
 
 def _flat(attempts: Mapping[str, int]) -> list[Argument]:

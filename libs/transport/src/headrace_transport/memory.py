@@ -43,6 +43,7 @@ from headrace_transport.interface import (
     RequestState,
     Settled,
 )
+from headrace_transport.logs import append_all
 from headrace_transport.memory_streams import Stream
 from headrace_transport.memory_work import ModelWork, Work, append_log, marks_of
 from headrace_transport.names import check_model, check_name
@@ -251,6 +252,8 @@ class MemoryGatewayWire(_MemoryWire):
             finish=work.finish,
             usage=work.usage,
             prompt_tokens=len(work.record.prompt),
+            gateway=work.gateway,
+            edge=work.record.edge,
         )
 
     async def read_log(self, request: str, after: str = "0-0") -> Sequence[tuple[str, LogEntry]]:
@@ -405,11 +408,22 @@ class MemoryEngineWire(_MemoryWire):
 
     async def append_log(self, engine: str, request: str, attempt: int, entry: LogEntry) -> Logged:
         """See ``EngineWire.append_log``."""
+        return (await self.append_logs(engine, [(request, attempt, entry)]))[0]
+
+    async def append_logs(
+        self, engine: str, entries: Sequence[tuple[str, int, LogEntry]]
+    ) -> Sequence[Logged]:
+        """See ``EngineWire.append_logs``."""
+        return await append_all(self._append, engine, entries)
+
+    async def _append(
+        self, engine: str, entries: Sequence[tuple[str, int, LogEntry]]
+    ) -> Sequence[Logged]:
         await self._broker.enter()
-        work = self._broker.requests.get(request)
-        if work is None:
-            return Logged(ours=False, lengths=())
-        return append_log(work, engine, attempt, entry)
+        return [
+            append_log(self._broker.requests.get(request), engine, attempt, entry)
+            for request, attempt, entry in entries
+        ]
 
     async def read_control(
         self, engine: str, after: str, *, block_ms: int

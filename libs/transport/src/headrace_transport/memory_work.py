@@ -386,9 +386,9 @@ def marks_of(work: Work) -> list[CancelMark]:
     return [work.marks[choice] for choice in order]
 
 
-def append_log(work: Work, engine: str, attempt: int, entry: LogEntry) -> Logged:
+def append_log(work: Work | None, engine: str, attempt: int, entry: LogEntry) -> Logged:
     """As ``append_log.lua``."""
-    if not work.is_of(engine, attempt):
+    if work is None or not work.is_of(engine, attempt):
         return Logged(ours=False, lengths=())
     grown = list(work.lengths)
     for choice, first, count in zip(entry.choices, entry.firsts, entry.counts, strict=True):

@@ -22,6 +22,10 @@ from headrace_transport.records import encode, lengths_of
 from headrace_transport.replies import as_bytes, as_entries, as_fields, as_int, as_list, as_text
 
 
+_RAW = ("usage", "edge")
+"""Fields of a state that are not text."""
+
+
 class Requests(Part):
     """The gateway's requests over Redis."""
 
@@ -59,6 +63,7 @@ class Requests(Part):
                     record.model,
                     resume.SerializeToString() if resume is not None else b"",
                     ",".join(str(length) for length in held),
+                    record.edge,
                 ],
             )
         )
@@ -130,7 +135,7 @@ class Requests(Part):
 
 def state_of(fields: dict[str, bytes]) -> RequestState:
     """A request's state from its hash."""
-    text = {name: value.decode() for name, value in fields.items() if name != "usage"}
+    text = {name: value.decode() for name, value in fields.items() if name not in _RAW}
     status = text["status"]
     if status not in ("queued", "running", "finished"):
         raise CommandFailed(f"a request's status is {status!r}")
@@ -145,4 +150,6 @@ def state_of(fields: dict[str, bytes]) -> RequestState:
         finish=FinishReason(int(text["finish"])) if "finish" in text else None,
         usage=Usage.FromString(as_bytes(fields["usage"])) if "usage" in fields else None,
         prompt_tokens=int(text["prompt"]),
+        gateway=text["gateway"],
+        edge=fields["edge"],
     )

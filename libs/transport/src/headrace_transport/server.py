@@ -25,6 +25,7 @@ from headrace_transport.options import WireOptions
 from headrace_transport.replies import Argument, Reply
 from headrace_transport.scripting import model_arguments, model_keys, script
 
+_NO_SCRIPT = exceptions.NoScriptError
 _FOR_NOW_TYPES = (
     exceptions.ReadOnlyError,
     exceptions.OutOfMemoryError,
@@ -87,13 +88,24 @@ class Server:
 
     async def run(self, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Reply:
         """Runs a script, which is sent whole when the server does not know it (yet, or any more)."""
+        return (await self.run_many(name, [(keys, arguments)]))[0]
+
+    async def run_many(
+        self, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Argument]]]
+    ) -> list[Reply]:
+        """Runs a script for several (keys, arguments), in one round trip."""
+        if not calls:
+            return []
         found = script(name)
-        tail = (len(keys), *keys, *arguments)
-        reply = (await self._exchange([("EVALSHA", found.sha, *tail)]))[0]
+        tails = [(len(keys), *keys, *arguments) for keys, arguments in calls]
+        replies = await self._exchange([("EVALSHA", found.sha, *tail) for tail in tails])
         # safe to send again: NOSCRIPT says that nothing ran
-        if isinstance(reply, exceptions.NoScriptError):
-            reply = (await self._exchange([("EVAL", found.text, *tail)]))[0]
-        return _checked([reply])[0]
+        unknown = [i for i, each in enumerate(replies) if isinstance(each, _NO_SCRIPT)]
+        if unknown:
+            again = await self._exchange([("EVAL", found.text, *tails[i]) for i in unknown])
+            for i, reply in zip(unknown, again, strict=True):
+                replies[i] = reply
+        return _checked(replies)
 
     async def run_model(self, name: str, model: str, arguments: Sequence[Argument]) -> Reply:
         """Runs a script that has the common prelude."""

@@ -5,6 +5,7 @@
 --    10 deadline ms, 0 none  11 attempt  12 prompt tokens  13 max queued
 --    14 max concurrency, 0 none  15 ms that a submit counts as a gateway's sign of life
 --    16 model  17 log entry to resume from, or ''  18 its lengths per choice, 'a,b,...'
+--    19 edge, opaque
 -- Returns {'queued', depth} | {'finished'} | {'full', depth} | {'busy', running}
 local id, tenant, band, key, gateway = A[1], A[4], A[5], A[6], A[8]
 local now = now_ms()
@@ -40,7 +41,7 @@ end
 redis.call('HSET', state_key(id), 'status', 'queued', 'model', A[16], 'tenant', tenant,
   'band', band, 'key', key, 'n', A[7], 'gateway', gateway, 'slot', A[9], 'deadline', A[10],
   'attempt', A[11], 'crashes', '0', 'prompt', A[12], 'created', int(now), 'entry', entry,
-  'lengths', A[18])
+  'lengths', A[18], 'edge', A[19])
 if A[17] ~= '' then
   redis.call('DEL', log_key(id))
   redis.call('XADD', log_key(id), '*', 'entry', A[17])
