@@ -21,7 +21,6 @@ from headrace_transport.part import Part
 from headrace_transport.records import encode, lengths_of
 from headrace_transport.replies import as_bytes, as_entries, as_fields, as_int, as_list, as_text
 
-
 _RAW = ("usage", "edge")
 """Fields of a state that are not text."""
 
