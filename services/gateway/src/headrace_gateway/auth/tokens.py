@@ -23,7 +23,7 @@ CHECK_CHARS: Final = 6
 """62^6 > 2^32."""
 ADOPTED: Final = "own"
 """Begins the public id of a key that somebody chose himself."""
-ADOPTED_MIN_CHARS: Final = 16
+ADOPTED_MIN_CHARS: Final = 8
 MAX_TOKEN_BYTES: Final = 512
 MIN_PEPPER_BYTES: Final = 16
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import grpc
 from headrace_contracts.pb.inference_pb2 import (
     CancelRequest,
@@ -137,7 +139,7 @@ class InferenceServicer:
 
     def _deadline_s(self, context: Context) -> float | None:
         """What is left of the client's deadline, within the operator's bound; None: it has none."""
-        left_s: float | None = context.time_remaining()  # the stub forgets None
+        left_s = cast("float | None", context.time_remaining())  # the stub forgets None
         if left_s is None or left_s > self._max_deadline_s:
             return None
         return left_s
