@@ -33,6 +33,8 @@ class Inbound:
 
     requests: list[Request] = field(default_factory=list[Request])
     cancels: list[Cancel] = field(default_factory=list[Cancel])
+    pushed_s: dict[RequestHandle, float] = field(default_factory=dict[RequestHandle, float])
+    """When each request came to the door, on the engine's monotonic clock."""
     drain: bool = False
     """No new request will come; finish what is here."""
     abort: bool = False

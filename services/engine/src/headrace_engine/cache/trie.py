@@ -1,0 +1,135 @@
+"""PrefixTrie: finds blocks by content. A key only finds; identity is compared in full.
+
+Owner    engine thread
+Writes   its index; ``indexed`` and identity of blocks
+Never    decides what may be shared; allocates
+Rules    cache.exact-identity, cache.salted-roots, blocks.strong-parents
+Next     headrace_engine.cache.registry
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headrace_contracts.prefix_key import PrefixKey, fold, root_key
+
+from headrace_engine.cache.block import LogicalBlock
+
+Fold = Callable[[PrefixKey, bytes, Sequence[bytes]], PrefixKey]
+"""Key of a prefix followed by one block."""
+
+
+@dataclass(frozen=True, slots=True)
+class RootIdentity:
+    """Whatever may not share cached blocks, field by field."""
+
+    weights_version: str
+    kv_dtype: str
+    tenant: str
+    adapter: str
+    salt: bytes
+
+
+class PrefixTrie:
+    """Nodes by cumulative key. The first with a key stays; another with the same is refused.
+
+    Invariants
+        a node's parent is a root or a node of this trie
+        ``_nodes[node.key] is node`` for every node
+    """
+
+    __slots__ = ("_fold", "_identities", "_nodes", "_roots")
+
+    def __init__(self, fold: Fold = fold) -> None:
+        """``fold`` is replaced by tests only, to force collisions."""
+        self._fold = fold
+        self._nodes: dict[PrefixKey, LogicalBlock] = {}
+        self._roots: dict[RootIdentity, LogicalBlock] = {}
+        self._identities: dict[LogicalBlock, RootIdentity] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def roots(self) -> int:
+        """Roots that some sequence or block refers to."""
+        return len(self._roots)
+
+    def root(self, identity: RootIdentity) -> LogicalBlock:
+        """The block before position 0 of one salted tree; made when first asked for."""
+        root = self._roots.get(identity)
+        if root is None:
+            key = root_key(
+                weights_version=identity.weights_version,
+                kv_dtype=identity.kv_dtype,
+                tenant=identity.tenant,
+                adapter=identity.adapter,
+                salt=identity.salt,
+            )
+            root = LogicalBlock(offset=0, capacity=0, key=key)
+            self._roots[identity] = root
+            self._identities[root] = identity
+        return root
+
+    def drop_root(self, root: LogicalBlock) -> None:
+        """Forgets a root that nothing refers to any more."""
+        del self._roots[self._identities.pop(root)]
+
+    def find(
+        self, parent: LogicalBlock, tokens: bytes, fingerprints: tuple[bytes, ...] = ()
+    ) -> LogicalBlock | None:
+        """The node after ``parent`` with exactly this content, or None."""
+        assert parent.key is not None
+        node = self._nodes.get(self._fold(parent.key, tokens, fingerprints))
+        if (
+            node is not None
+            and node.parent is parent
+            and node.offset == parent.end
+            and node.tokens == tokens
+            and node.fingerprints == fingerprints
+            and all(fingerprints)
+        ):
+            return node
+        return None
+
+    def insert(
+        self,
+        block: LogicalBlock,
+        parent: LogicalBlock,
+        tokens: bytes,
+        fingerprints: tuple[bytes, ...] = (),
+    ) -> bool:
+        """Makes a private full block discoverable. False: its key is taken, it stays private.
+
+        The new child's reference keeps the parent.
+        """
+        assert not block.indexed, "indexed twice"
+        assert parent.key is not None
+        assert block.offset == parent.end
+        if not all(fingerprints):
+            return False
+        key = self._fold(parent.key, tokens, fingerprints)
+        if key in self._nodes:
+            return False
+        self._nodes[key] = block
+        block.key, block.parent, block.tokens = key, parent, tokens
+        block.fingerprints = fingerprints
+        block.indexed = True
+        parent.refs += 1
+        return True
+
+    def erase(self, block: LogicalBlock) -> LogicalBlock:
+        """Takes a node out, and returns its parent, whose reference the caller drops."""
+        assert block.indexed
+        assert block.key is not None
+        assert block.parent is not None
+        del self._nodes[block.key]
+        parent = block.parent
+        block.indexed = False
+        block.key, block.parent, block.tokens, block.fingerprints = None, None, b"", ()
+        return parent
+
+    def nodes(self) -> list[LogicalBlock]:
+        """Every node, in order of insertion."""
+        return list(self._nodes.values())

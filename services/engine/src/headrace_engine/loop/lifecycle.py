@@ -1,0 +1,236 @@
+"""Lifecycle: requests become sequences, and every sequence gets exactly one end.
+
+Owner    engine thread
+Writes   Sequence, the index of handles; the scheduler's events
+Never    decides what runs
+Rules    seq.one-terminal-status, loop.validate-rejects-per-request, seq.delivered-stays
+Next     headrace_engine.scheduler.scheduler
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import numpy as np
+from headrace_contracts.codes import Code, FinishReason
+from numpy.typing import NDArray
+
+from headrace_engine.errors import RequestRejected
+from headrace_engine.loop.outputs import OutputBuilder
+from headrace_engine.loop.validate import check_request
+from headrace_engine.scheduler.scheduler import Scheduler
+from headrace_engine.scheduler.settings import SchedulerSettings
+from headrace_engine.state.inbound import Cancel
+from headrace_engine.state.outputs import SequenceUsage
+from headrace_engine.state.request import Request, RequestHandle
+from headrace_engine.state.sequence import Sequence, Status
+
+
+class Lifecycle:
+    """Entry and end of sequences."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        settings: SchedulerSettings,
+        outputs: OutputBuilder,
+        *,
+        vocabulary: int,
+        session_tokens: int,
+    ) -> None:
+        """``session_tokens`` is the smaller of the settings' and the model's."""
+        self._scheduler = scheduler
+        self._settings = settings
+        self._outputs = outputs
+        self._vocabulary = vocabulary
+        self._session_tokens = session_tokens
+        self._by_handle: dict[RequestHandle, list[Sequence]] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._next_number = 1
+        self.stop_tokens = np.zeros(vocabulary, np.int32)
+        """How many sequences end at each token: most tokens are nobody's stop token."""
+        self.logprobs_wanted = 0
+        """Sequences that want logprobs."""
+        self.finished: dict[str, int] = {}
+        """Ended choices by reason."""
+
+    @property
+    def resident(self) -> int:
+        """Sequences that are not gone yet."""
+        return len(self._scheduler.residents.sequences)
+
+    # entering
+
+    def validate(self, requests: list[Request]) -> list[Request]:
+        """Those that can run. Each other one gets its refusal."""
+        good: list[Request] = []
+        for request in requests:
+            try:
+                check_request(request, self._settings, self._vocabulary)
+            except RequestRejected as refusal:
+                self._refuse(request, refusal.code, str(refusal))
+            else:
+                good.append(request)
+        return good
+
+    def accept(
+        self, requests: list[Request], pushed_s: dict[RequestHandle, float], now_s: float
+    ) -> None:
+        """Makes the sequences of checked requests; they begin to wait."""
+        for request in requests:
+            self._by_handle[request.handle] = []
+            for choice in range(request.n):
+                if choice not in request.finished:
+                    self._accept_choice(request, choice, pushed_s.get(request.handle, now_s), now_s)
+
+    def _accept_choice(self, request: Request, choice: int, pushed_s: float, now_s: float) -> None:
+        sequence = self._make(request, choice, pushed_s)
+        self._by_handle[request.handle].append(sequence)
+        self._scheduler.accept(sequence, now_s)
+        for token in sequence.stop_ids:
+            self.stop_tokens[token] += 1
+        self.logprobs_wanted += request.sampling.logprobs is not None
+        if request.deadline_s is not None:
+            heappush(self._deadlines, (request.deadline_s, sequence.number))
+        self._end_if_complete(sequence, now_s)
+
+    def _make(self, request: Request, choice: int, arrived_s: float) -> Sequence:
+        earlier = request.generated[choice] if request.generated else None
+        prompt = len(request.prompt)
+        tokens: NDArray[np.int32] = np.ascontiguousarray(request.prompt, np.int32)
+        if earlier is not None and len(earlier):
+            tokens = np.concatenate([tokens, earlier]).astype(np.int32)
+        limit, message = self._limit(request)
+        sequence = Sequence(
+            request=request,
+            choice=choice,
+            number=self._next_number,
+            tokens=tokens,
+            length=len(tokens),
+            prompt_tokens=prompt,
+            limit=limit,
+            limit_message=message,
+            arrived_s=arrived_s,
+            stop_ids=request.sampling.stop_token_ids,
+        )
+        self._next_number += 1
+        return sequence
+
+    def _limit(self, request: Request) -> tuple[int, str]:
+        wanted = len(request.prompt) + request.sampling.max_new_tokens
+        if wanted <= min(self._session_tokens, self._settings.pool_tokens):
+            return wanted, ""
+        if self._session_tokens <= self._settings.pool_tokens:
+            return self._session_tokens, (
+                f"the sequence reached the {self._session_tokens} tokens that one may have"
+            )
+        return self._settings.pool_tokens, (
+            f"the sequence filled the whole cache pool of {self._settings.pool_blocks} blocks, "
+            f"{self._settings.pool_tokens} tokens"
+        )
+
+    def _end_if_complete(self, sequence: Sequence, now_s: float) -> None:
+        """An earlier attempt may have delivered everything but the terminal status."""
+        delivered = sequence.length - sequence.prompt_tokens
+        if not delivered:
+            return
+        last = int(sequence.tokens[sequence.length - 1])
+        if last in sequence.stop_ids and delivered > sequence.request.sampling.min_new_tokens:
+            self.end(sequence, FinishReason.STOP, now_s)
+        elif sequence.length >= sequence.limit:
+            self.end(sequence, FinishReason.LENGTH, now_s, message=sequence.limit_message)
+
+    def _refuse(self, request: Request, code: Code, message: str) -> None:
+        choices = range(request.n) if 0 < request.n <= 4096 else range(1)
+        for choice in choices:
+            if choice not in request.finished:
+                self._outputs.end_unborn(request.handle, choice, code, message)
+                self._count(FinishReason.ERROR)
+
+    # ending
+
+    def cancel(self, cancels: list[Cancel], now_s: float) -> None:
+        """Ends what the outside wants ended. Unknown and ended ones are passed over."""
+        for cancel in cancels:
+            for sequence in list(self._by_handle.get(cancel.handle, ())):
+                if cancel.choice is None or cancel.choice == sequence.choice:
+                    self._end_early(sequence, cancel.reason, now_s)
+
+    def expire(self, now_s: float) -> None:
+        """Ends sequences whose deadline has passed."""
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, number = heappop(self._deadlines)
+            sequence = self._scheduler.residents.sequences.get(number)
+            if sequence is not None:
+                self._end_early(sequence, FinishReason.DEADLINE, now_s)
+
+    def next_deadline_s(self) -> float | None:
+        """The earliest deadline, on the engine's clock; it may be that of one that has ended."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def abort(self, code: Code, message: str, reason: FinishReason, now_s: float) -> None:
+        """Ends everything."""
+        for sequence in list(self._scheduler.residents.sequences.values()):
+            if sequence.status is not Status.ENDED:
+                self.end(sequence, reason, now_s, code=code, message=message)
+
+    def end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now_s: float,
+        *,
+        code: Code | None = None,
+        message: str = "",
+    ) -> None:
+        """Gives the sequence its terminal status, and tells the scheduler."""
+        self._flush(sequence)
+        self._outputs.end(sequence, reason, self._usage(sequence, now_s), code, message)
+        self._count(reason)
+        for token in sequence.stop_ids:
+            self.stop_tokens[token] -= 1
+        self.logprobs_wanted -= sequence.request.sampling.logprobs is not None
+        if code is Code.NUMERIC_FAILURE:
+            self._scheduler.fail(sequence, now_s)
+        else:
+            self._scheduler.end(sequence, now_s)
+
+    def forget(self, gone: list[Sequence]) -> None:
+        """Sequences were released."""
+        for sequence in gone:
+            siblings = self._by_handle[sequence.request.handle]
+            siblings.remove(sequence)
+            if not siblings:
+                del self._by_handle[sequence.request.handle]
+
+    def _end_early(self, sequence: Sequence, reason: FinishReason, now_s: float) -> None:
+        if sequence.status is Status.ENDED:
+            return
+        code = None
+        if reason is FinishReason.CANCELLED:
+            code = Code.CANCELLED
+        elif reason is FinishReason.DEADLINE:
+            code = Code.DEADLINE_EXCEEDED
+        self.end(sequence, reason, now_s, code=code)
+
+    def _flush(self, sequence: Sequence) -> None:
+        if sequence.slot is not None:
+            self._scheduler.residents.columns.flush(sequence.slot, sequence)
+
+    def _usage(self, sequence: Sequence, now_s: float) -> SequenceUsage:
+        first_pass, first_token = sequence.first_pass_s, sequence.first_token_s
+        return SequenceUsage(
+            prompt_tokens=sequence.prompt_tokens,
+            completion_tokens=sequence.length - sequence.prompt_tokens,
+            cached_tokens=sequence.cached_tokens,
+            queue_s=(now_s if first_pass is None else first_pass) - sequence.arrived_s,
+            prefill_s=0.0
+            if first_pass is None
+            else (now_s if first_token is None else first_token) - first_pass,
+            decode_s=0.0 if first_token is None else now_s - first_token,
+            preemptions=sequence.preemptions,
+        )
+
+    def _count(self, reason: FinishReason) -> None:
+        name = reason.name.lower()
+        self.finished[name] = self.finished.get(name, 0) + 1

@@ -1,0 +1,112 @@
+"""Setup: turns a plan into a BatchData. Arrays only; no decision is made here.
+
+Owner    engine thread
+Writes   the new BatchData
+Never    changes sequences, blocks or columns
+Rules    batch.one-holder, batch.generating-first, loop.columns
+Next     headrace_engine.executor.thread
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace_engine.scheduler.commit import Chunk, PassPlan
+from headrace_engine.state.batch import BatchData, SlotSampling, SlotStart
+from headrace_engine.state.sequence import Sequence, SequenceColumns
+
+
+def setup_batch(
+    plan: PassPlan, columns: SequenceColumns, *, phase: int, block_tokens: int
+) -> BatchData:
+    """The batch of one committed plan: decodes, then chunks that sample, then the others."""
+    decode = plan.decode
+    decodes = len(decode)
+    sampling = decodes + sum(chunk.generating for chunk in plan.chunks)
+    slots = _join(decode, [_slot(chunk.sequence) for chunk in plan.chunks])
+    begins = _join(columns.planned[decode] - 1, [chunk.begin for chunk in plan.chunks])
+    lengths = np.ones(len(slots), np.int32)
+    lengths[decodes:] = [chunk.end - chunk.begin for chunk in plan.chunks]
+    offsets = _offsets(lengths)
+    tokens = np.zeros(int(offsets[-1]), np.int32)
+    for chunk, at in zip(plan.chunks, offsets[decodes:], strict=False):
+        tokens[at : at + chunk.end - chunk.begin] = chunk.sequence.tokens[chunk.begin : chunk.end]
+    autoregressive = np.zeros(len(slots), np.bool_)
+    autoregressive[:decodes] = True
+    store_from = np.zeros(len(slots), np.int32)
+    store_from[decodes:] = [chunk.store_from for chunk in plan.chunks]
+    blocks, block_offsets = gather_blocks(columns.table, slots, begins + lengths, block_tokens)
+    generating = slots[:sampling]
+    return BatchData(
+        pass_id=plan.pass_id,
+        phase=phase,
+        generating=sampling,
+        slots=slots,
+        begins=begins,
+        lengths=lengths,
+        autoregressive=autoregressive,
+        sample_indices=columns.sampled[generating] - 1 - columns.prompt[generating],
+        tokens=tokens,
+        token_offsets=offsets,
+        blocks=blocks,
+        block_offsets=block_offsets,
+        store_from=store_from,
+        starts=[slot_start(chunk) for chunk in plan.chunks if chunk.starts],
+    )
+
+
+def gather_blocks(
+    table: NDArray[np.int64], slots: NDArray[np.int32], ends: NDArray[np.int32], block_tokens: int
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Flat block addresses of rows that reach ``ends`` positions, and their offsets."""
+    counts = (ends + (block_tokens - 1)) // block_tokens
+    offsets = _offsets(counts)
+    first = slots.astype(np.int64) * table.shape[1] - offsets[:-1]
+    index = np.repeat(first, counts)
+    index += np.arange(len(index))
+    return table.reshape(-1)[index], offsets
+
+
+def slot_start(chunk: Chunk) -> SlotStart:
+    """What the executor needs of a sequence that enters a slot."""
+    sequence = chunk.sequence
+    sampling = sequence.request.sampling
+    return SlotStart(
+        slot=_slot(sequence),
+        # Known tokens never change and growing copies them, so a view can be given away.
+        tokens=sequence.tokens[: sequence.length],
+        prompt_tokens=sequence.prompt_tokens,
+        choice=sequence.choice,
+        sampling=SlotSampling(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            bias_ids=sampling.bias_ids,
+            bias_values=sampling.bias_values,
+            seed=sampling.seed,
+            stop_token_ids=sampling.stop_token_ids,
+            min_new_tokens=sampling.min_new_tokens,
+            logprobs=sampling.logprobs,
+            attempt=sequence.request.attempt,
+        ),
+    )
+
+
+def _slot(sequence: Sequence) -> int:
+    assert sequence.slot is not None
+    return sequence.slot
+
+
+def _join(head: NDArray[np.int32], tail: list[int]) -> NDArray[np.int32]:
+    return np.concatenate([head, np.array(tail, np.int32)]) if tail else head
+
+
+def _offsets(counts: NDArray[np.int32]) -> NDArray[np.int32]:
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets

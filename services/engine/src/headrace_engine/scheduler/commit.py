@@ -1,0 +1,146 @@
+"""commit_results: the only place where a plan becomes state.
+
+Owner    engine thread
+Writes   Sequence, SequenceColumns, residents, validity of blocks
+Never    decides; allocates
+Rules    sched.one-commit, sched.metadata-ahead, seq.release-when-idle
+Next     headrace_engine.loop.setup
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace_engine.cache.block import LogicalBlock
+from headrace_engine.scheduler.grant import Grants
+from headrace_engine.scheduler.publish import mark_produced, publish_complete
+from headrace_engine.scheduler.residents import Residents
+from headrace_engine.state.sequence import Sequence, Status
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Known context of one sequence, computed in this pass."""
+
+    sequence: Sequence
+    begin: int
+    end: int
+    store_from: int
+    starts: bool
+    """Whether it enters a slot with this pass."""
+    first: bool = False
+    """Whether it runs for the first time."""
+
+    @property
+    def generating(self) -> bool:
+        """Whether a token is sampled after its last position."""
+        return self.end == self.sequence.length
+
+
+@dataclass(slots=True)
+class PassPlan:
+    """What one pass runs. Empty: nothing can run now."""
+
+    pass_id: int
+    decode: NDArray[np.int32]
+    """Slots that decode one token."""
+    chunks: list[Chunk] = field(default_factory=list[Chunk])
+    """Those that sample a token first."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to hand over."""
+        return not len(self.decode) and not self.chunks
+
+
+def commit_results(
+    residents: Residents,
+    grants: Grants,
+    decode: NDArray[np.int32],
+    extended: list[tuple[Sequence, LogicalBlock]],
+    chunks: list[Chunk],
+    *,
+    pass_id: int,
+    now_s: float,
+) -> PassPlan:
+    """Pauses who lost memory, advances who runs, and returns what to hand over.
+
+    ``extended`` are decoding sequences that got a block; ``chunks`` may name sequences that
+    were paused after their chunk was planned: those are dropped.
+    """
+    _pause_losers(residents, grants, now_s)
+    decode = _commit_decodes(residents, decode, extended)
+    running = [c for c in chunks if c.sequence.number not in grants.paused]
+    for chunk in running:
+        _commit_chunk(residents, chunk, now_s)
+    running.sort(key=_generates, reverse=True)
+    return PassPlan(pass_id, decode, running)
+
+
+def _pause_losers(residents: Residents, grants: Grants, now_s: float) -> None:
+    for number in grants.paused:
+        sequence = residents.sequences[number]
+        if sequence.status is Status.RUNNING:
+            residents.pause(sequence, now_s)
+
+
+def _commit_decodes(
+    residents: Residents,
+    decode: NDArray[np.int32],
+    extended: list[tuple[Sequence, LogicalBlock]],
+) -> NDArray[np.int32]:
+    columns = residents.columns
+    size = residents.pool.block_tokens
+    for sequence, block in extended:
+        slot = sequence.slot
+        if sequence.status is not Status.RUNNING or slot is None:
+            continue
+        assert block.slot is not None
+        assert block.slot.allocation is not None
+        block.valid = True
+        block.publisher = sequence.number
+        columns.table[slot, block.offset // size] = block.slot.allocation.addresses[0]
+        columns.capacity[slot] = block.end
+        columns.flush(slot, sequence)
+        holder = residents.holders[sequence.number]
+        publish_complete(residents.pool, holder, sequence, int(columns.planned[slot]))
+    if residents.any_paused:
+        decode = decode[residents.running[decode]]
+    columns.planned[decode] += 1
+    columns.sampled[decode] += 1
+    columns.inflight[decode] += 1
+    return decode
+
+
+def _commit_chunk(residents: Residents, chunk: Chunk, now_s: float) -> None:
+    sequence = chunk.sequence
+    holder = residents.holders[sequence.number]
+    if chunk.starts:
+        residents.activate(sequence, now_s)
+        if sequence.first_pass_s is None:
+            sequence.first_pass_s = now_s
+            sequence.cached_tokens = min(chunk.begin, sequence.prompt_tokens)
+            residents.counters.prompt_tokens += sequence.prompt_tokens
+            residents.counters.cached_tokens += sequence.cached_tokens
+            chunk.first = True
+    slot = sequence.slot
+    assert slot is not None
+    columns = residents.columns
+    counters = residents.counters
+    counters.prefill_tokens += chunk.end - chunk.begin
+    counters.recomputed_tokens += max(0, min(chunk.end, sequence.reached) - chunk.begin)
+    sequence.reached = max(sequence.reached, chunk.end)
+    residents.order.charge(sequence, chunk.end - chunk.begin)
+    columns.planned[slot] = columns.charged[slot] = chunk.end
+    columns.inflight[slot] += 1
+    mark_produced(holder, chunk.begin, chunk.end, residents.pool.block_tokens)
+    if chunk.generating:
+        columns.sampled[slot] += 1
+        residents.start_decoding(sequence)
+
+
+def _generates(chunk: Chunk) -> bool:
+    return chunk.generating

@@ -1,0 +1,228 @@
+"""Grants: memory for one pass, tried on the allocator itself and undone where it fails.
+
+Owner    engine thread, during one pass
+Writes   the trial, its own log
+Never    touches blocks, slots or sequences: scheduler.replay and .commit do
+Rules    sched.memory-by-order, sched.all-or-nothing, sched.one-producer, cache.unheld-by-age
+Next     headrace_engine.scheduler.replay
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headrace_engine.cache.block import CacheBlock, LogicalBlock, Rank, SequenceBlocks
+from headrace_engine.cache.logical_pool import LogicalBlockPool
+from headrace_engine.memory.objects import Allocation
+from headrace_engine.memory.scratch import Mark, Trial
+from headrace_engine.scheduler.policy import may_take
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """A sequence that takes memory, or from which it is taken."""
+
+    number: int
+    rank: Rank
+    holder: SequenceBlocks
+    tenant: str
+    runs: bool
+    """Whether it holds a place in the batch."""
+
+
+class MemoryOp(NamedTuple):
+    """One step of the pass, in order."""
+
+    block: LogicalBlock
+    allocation: Allocation
+    """Taken for the block, or taken away from it."""
+    granted: bool
+    """False: evicted."""
+
+
+class GrantMark(NamedTuple):
+    """A point that a failed grant goes back to."""
+
+    trial: Mark
+    ops: int
+    paused: int
+    cursor: int
+
+
+class Grants:
+    """State of one pass. Lives no longer.
+
+    Invariants
+        ``lost`` names blocks whose content of before the pass is gone, even if they got new memory
+        undo leaves allocator, granted, lost and paused as they were at the mark
+    """
+
+    __slots__ = ("_claimants", "_list_claimants", "_order", "_pool", "_producers", "_seen",
+                 "_seen_at", "_trial", "_unheld", "granted", "lost", "ops", "paused")  # fmt: skip
+
+    def __init__(
+        self, pool: LogicalBlockPool, claimants: Callable[[], dict[int, Claimant]]
+    ) -> None:
+        """``claimants`` lists every eligible sequence that holds blocks; asked when needed."""
+        self._pool = pool
+        self._list_claimants = claimants
+        self._claimants: dict[int, Claimant] | None = None
+        self._order: list[Claimant] = []
+        self._trial = Trial(pool.slots.objects)
+        self._unheld: Iterator[CacheBlock] = iter(pool.slots.sorted)
+        self._seen: list[CacheBlock] = []
+        self._seen_at = 0
+        self._producers: dict[LogicalBlock, int] = {}
+        self.ops: list[MemoryOp] = []
+        self.granted: dict[LogicalBlock, Allocation] = {}
+        self.lost: set[LogicalBlock] = set()
+        self.paused: dict[int, None] = {}
+        """Numbers of running sequences that lost a block."""
+
+    # memory
+
+    def take(self, taker: Claimant, block: LogicalBlock) -> bool:
+        """Memory for one block: free, else unheld by age, else from the tail of the last in rank."""
+        assert block.slot is not None
+        type = block.slot.type
+        while True:
+            allocation = self._trial.alloc(type)
+            if allocation is not None:
+                self.granted[block] = allocation
+                self.ops.append(MemoryOp(block, allocation, granted=True))
+                return True
+            victim = self._oldest_unheld() or self._last_in_rank(taker)
+            if victim is None:
+                return False
+            self._evict(victim)
+
+    def take_all(self, taker: Claimant, blocks: Sequence[LogicalBlock]) -> int:
+        """Memory for every block, or nothing is changed. Returns how many it is short of."""
+        blocks = [b for b in blocks if b not in self.granted]
+        short = len(blocks) - self._obtainable(taker, len(blocks))
+        if short > 0:
+            return short
+        mark = self._mark()
+        for done, block in enumerate(blocks):
+            if not self.take(taker, block):
+                self._undo_to(mark)
+                return len(blocks) - done
+        return 0
+
+    # producers
+
+    def check_producers(self, holder: SequenceBlocks, begin: int, end: int) -> int | None:
+        """Number of another sequence that computes a block of ``[begin, end)`` in this pass."""
+        for block in self._range(holder, begin, end):
+            producer = self._producers.get(block)
+            if producer is not None and producer != holder.number:
+                return producer
+        return None
+
+    def set_producers(self, holder: SequenceBlocks, begin: int, end: int) -> None:
+        """The sequence computes these blocks; nobody else does in this pass."""
+        for block in self._range(holder, begin, end):
+            if block.indexed:
+                self._producers[block] = holder.number
+
+    def _range(self, holder: SequenceBlocks, begin: int, end: int) -> list[LogicalBlock]:
+        size = self._pool.block_tokens
+        return holder.blocks[begin // size : -(-end // size)]
+
+    # eviction
+
+    def _obtainable(self, taker: Claimant, wanted: int) -> int:
+        """An upper bound of the blocks it could get; exact enough to fail without trying."""
+        slots = self._pool.slots
+        count = slots.objects.capacity_left(self._pool.block_type)
+        count += len(slots.sorted) - self._seen_at
+        if count >= wanted:
+            return count
+        for claimant in self._victims():
+            if self._may_take(taker, claimant):
+                count += len(claimant.holder.blocks)
+        return count
+
+    def _oldest_unheld(self) -> LogicalBlock | None:
+        if self._seen_at == len(self._seen):
+            slot = next(self._unheld, None)
+            if slot is None:
+                return None
+            self._seen.append(slot)
+        self._seen_at += 1
+        return self._seen[self._seen_at - 1].owner
+
+    def _last_in_rank(self, taker: Claimant) -> LogicalBlock | None:
+        for claimant in self._victims():
+            if claimant.rank <= taker.rank:
+                return None
+            if not self._may_take(taker, claimant):
+                continue
+            for block in reversed(claimant.holder.blocks):
+                if self._has_memory(block) and self._all_give_way(taker, block):
+                    return block
+        return None
+
+    def _victims(self) -> list[Claimant]:
+        """Last in rank first."""
+        if self._claimants is None:
+            self._claimants = self._list_claimants()
+            self._order = sorted(self._claimants.values(), key=_rank, reverse=True)
+        return self._order
+
+    def _all_give_way(self, taker: Claimant, block: LogicalBlock) -> bool:
+        assert self._claimants is not None
+        for holder in block.holders:
+            claimant = self._claimants.get(holder.number)
+            if claimant is None or not self._may_take(taker, claimant):
+                return False
+        return True
+
+    def _may_take(self, taker: Claimant, victim: Claimant) -> bool:
+        return may_take(
+            taker.rank,
+            victim.rank,
+            taker_runs=taker.runs,
+            victim_runs=victim.runs and victim.number not in self.paused,
+            same_tenant=taker.tenant == victim.tenant,
+        )
+
+    def _has_memory(self, block: LogicalBlock) -> bool:
+        return block in self.granted or (block.allocated and block not in self.lost)
+
+    def _evict(self, block: LogicalBlock) -> None:
+        allocation = self.granted.pop(block, None)
+        if allocation is None:
+            assert block.slot is not None
+            allocation = block.slot.allocation
+            assert allocation is not None
+            self.lost.add(block)
+        self._trial.free(allocation)
+        self.ops.append(MemoryOp(block, allocation, granted=False))
+        for holder in block.holders:
+            self.paused.setdefault(holder.number)
+
+    # undo
+
+    def _mark(self) -> GrantMark:
+        return GrantMark(self._trial.mark(), len(self.ops), len(self.paused), self._seen_at)
+
+    def _undo_to(self, mark: GrantMark) -> None:
+        self._trial.undo_to(mark.trial)
+        while len(self.ops) > mark.ops:
+            block, allocation, granted = self.ops.pop()
+            if granted:
+                del self.granted[block]
+            elif block.slot is not None and block.slot.allocation is allocation:
+                self.lost.discard(block)
+            else:
+                self.granted[block] = allocation
+        while len(self.paused) > mark.paused:
+            self.paused.popitem()
+        self._seen_at = mark.cursor
+
+
+def _rank(claimant: Claimant) -> Rank:
+    return claimant.rank

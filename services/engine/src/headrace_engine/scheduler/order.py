@@ -1,0 +1,171 @@
+"""The total order: band, then tenant by virtual counter, then arrival. And who waits, in it.
+
+Owner    engine thread
+Writes   tenants' counters and places, the waiting line
+Never    reads a clock; looks at memory
+Rules    order.total, order.quantum, order.newcomer
+Next     headrace_engine.scheduler.admit
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from headrace_engine.cache.block import Rank
+from headrace_engine.state.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class Tenant:
+    """One tenant's share of the engine."""
+
+    name: str
+    weight: float
+    counter: float = 0.0
+    """Tokens computed for it, divided by its weight."""
+    place: int = 0
+    """Its place among tenants since the last quantum."""
+    sequences: int = 0
+    """Sequences here that have not ended."""
+
+
+class TotalOrder:
+    """Ranks of sequences. Places of tenants change when one arrives and once per quantum."""
+
+    __slots__ = ("_bands", "_tenants", "_weights")
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._tenants: dict[str, Tenant] = {}
+        self._bands: dict[int, int] = {}
+
+    def rank(self, sequence: Sequence) -> Rank:
+        """Place of a sequence that has entered. Smaller goes first."""
+        tenant = self._tenants[sequence.request.tenant]
+        return (self.band(sequence), tenant.place, sequence.number)
+
+    def band(self, sequence: Sequence) -> int:
+        """The sequence's band, after ageing."""
+        return self._bands.get(sequence.number, sequence.request.band)
+
+    def raise_band(self, sequence: Sequence) -> None:
+        """It has waited long: one band up, for good."""
+        self._bands[sequence.number] = max(0, self.band(sequence) - 1)
+
+    def enter(self, sequence: Sequence) -> None:
+        """A sequence arrives. A tenant that had none starts at the least counter in use."""
+        name = sequence.request.tenant
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = Tenant(name, self._weights.get(name, 1.0))
+        if not tenant.sequences:
+            active = [t.counter for t in self._tenants.values() if t.sequences]
+            if active:
+                tenant.counter = max(tenant.counter, min(active))
+            tenant.sequences = 1
+            self.settle()
+        else:
+            tenant.sequences += 1
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence has ended. A tenant without any is forgotten once others have overtaken it."""
+        self._bands.pop(sequence.number, None)
+        tenant = self._tenants[sequence.request.tenant]
+        tenant.sequences -= 1
+        if tenant.sequences:
+            return
+        active = [t.counter for t in self._tenants.values() if t.sequences]
+        if not active or tenant.counter <= min(active):
+            del self._tenants[tenant.name]
+
+    def charge(self, sequence: Sequence, tokens: int) -> None:
+        """Tokens were computed for it. Places do not change before the next quantum."""
+        tenant = self._tenants[sequence.request.tenant]
+        tenant.counter += tokens / tenant.weight
+
+    def settle(self) -> bool:
+        """A quantum ends: tenants are placed by counter. True if any place changed."""
+        placed = sorted(self._tenants.values(), key=lambda t: (t.counter, t.name))
+        changed = False
+        least = min((t.counter for t in placed if t.sequences), default=0.0)
+        for place, tenant in enumerate(placed):
+            changed |= tenant.place != place
+            tenant.place = place
+        for tenant in placed:
+            if not tenant.sequences and tenant.counter <= least:
+                del self._tenants[tenant.name]
+        return changed
+
+    def place(self, tenant: str) -> int:
+        """Where a tenant that has sequences stands."""
+        return self._tenants[tenant].place
+
+    def counter(self, tenant: str) -> float:
+        """Virtual tokens of a tenant; 0 for one that is not known."""
+        known = self._tenants.get(tenant)
+        return known.counter if known is not None else 0.0
+
+
+class WaitingLine:
+    """Waiting sequences, one sorted line per band and tenant; the order joins them.
+
+    Looking at the first few costs nothing for the thousands behind them.
+    """
+
+    __slots__ = ("_count", "_lines", "_order")
+
+    def __init__(self, order: TotalOrder) -> None:
+        self._order = order
+        self._lines: dict[int, dict[str, list[Sequence]]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """In the total order. The line may not change while it is looked at."""
+        for band in sorted(self._lines):
+            tenants = self._lines[band]
+            for tenant in sorted(tenants, key=self._order.place):
+                yield from tenants[tenant]
+
+    def add(self, sequence: Sequence) -> None:
+        """It begins to wait; one that comes back stands before those that arrived later."""
+        line = self._lines.setdefault(self._order.band(sequence), {}).setdefault(
+            sequence.request.tenant, []
+        )
+        insort(line, sequence, key=_number)
+        self._count += 1
+
+    def remove(self, sequence: Sequence) -> None:
+        """It runs, or has ended."""
+        band, tenant = self._order.band(sequence), sequence.request.tenant
+        line = self._lines[band][tenant]
+        at = bisect_left(line, sequence.number, key=_number)
+        assert line[at] is sequence, "not in the line"
+        del line[at]
+        if not line:
+            del self._lines[band][tenant]
+            if not self._lines[band]:
+                del self._lines[band]
+        self._count -= 1
+
+    def age(self, now_s: float, ageing_s: float) -> None:
+        """Moves those up a band that have waited long enough; each line is oldest first."""
+        for band in sorted(self._lines):
+            if band == 0:
+                continue
+            for line in list(self._lines[band].values()):
+                for sequence in list(line):
+                    raised = sequence.request.band - band + 1
+                    if now_s - sequence.arrived_s < ageing_s * raised:
+                        break
+                    self.remove(sequence)
+                    self._order.raise_band(sequence)
+                    self.add(sequence)
+
+
+def _number(sequence: Sequence) -> int:
+    return sequence.number

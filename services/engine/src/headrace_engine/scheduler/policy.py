@@ -1,0 +1,54 @@
+"""Policy: arithmetic only. Where a chunk ends, who may take memory from whom.
+
+Owner    nobody; functions of their arguments
+Writes   nothing
+Never    has state
+Rules    sched.decode-first, sched.chunk-ends, sched.memory-by-order, sched.hysteresis
+Next     headrace_engine.scheduler.order
+"""
+
+from __future__ import annotations
+
+from headrace_engine.cache.block import Rank
+
+
+def prefill_budget(*, decoding: int, batch_tokens: int, chunk_tokens: int) -> int:
+    """Tokens of known context that one pass may compute beside ``decoding`` rows."""
+    free = batch_tokens - decoding
+    return min(free, chunk_tokens) if decoding else free
+
+
+def chunk_end(*, begin: int, context: int, budget: int, block_tokens: int) -> int:
+    """Where a chunk from ``begin`` stops: the context's end, or else a block boundary.
+
+    ``begin`` itself when the budget does not reach a boundary.
+    """
+    if context - begin <= budget:
+        return context
+    end = (begin + budget) // block_tokens * block_tokens
+    return max(begin, end)
+
+
+def prefill_share(*, budget: int, contenders: int, block_tokens: int) -> int:
+    """Tokens that the first of ``contenders`` prompts may take before the others had theirs.
+
+    Half, as long as somebody else waits: a long prompt neither freezes short ones nor starves.
+    """
+    if contenders <= 1:
+        return budget
+    return max(budget // 2, min(budget, block_tokens))
+
+
+def may_take(
+    taker: Rank, victim: Rank, *, taker_runs: bool, victim_runs: bool, same_tenant: bool
+) -> bool:
+    """Whether ``taker`` may have blocks that ``victim`` holds.
+
+    The total order decides. A waiting sequence does not stop a running one of another tenant
+    in its band: their order changes every quantum, and each change would cost a preemption.
+    """
+    if taker >= victim:
+        return False
+    if taker_runs or not victim_runs:
+        return True
+    return taker[0] < victim[0] or same_tenant

@@ -1,0 +1,308 @@
+"""The scheduler: one pass decides one batch. Plan, grant, replay, commit.
+
+Owner    engine thread
+Writes   through grant, replay and commit only
+Never    reads a clock, randomness or a device: time is an argument
+Rules    sched.one-commit, sched.decode-first, sched.no-overtaking, sched.stalled-head
+Next     headrace_engine.scheduler.admit
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+from headrace_contracts.prefix_key import fold
+from headrace_kit.affinity import Affinity
+from numpy.typing import NDArray
+
+from headrace_engine.cache.block import LogicalBlock
+from headrace_engine.cache.cache_pool import CacheBlockPool
+from headrace_engine.cache.logical_pool import LogicalBlockPool
+from headrace_engine.cache.registry import CacheRegistry
+from headrace_engine.cache.trie import Fold, PrefixTrie
+from headrace_engine.memory.objects import ObjectAllocator, align_up
+from headrace_engine.scheduler.admit import admit_prompt, create_missing_blocks
+from headrace_engine.scheduler.commit import Chunk, PassPlan, commit_results
+from headrace_engine.scheduler.grant import Grants
+from headrace_engine.scheduler.plan import plan_continue, plan_resume
+from headrace_engine.scheduler.policy import chunk_end, prefill_budget, prefill_share
+from headrace_engine.scheduler.publish import invalidate_published
+from headrace_engine.scheduler.reasons import Reason
+from headrace_engine.scheduler.replay import replay_memory
+from headrace_engine.scheduler.residents import Residents
+from headrace_engine.scheduler.settings import SchedulerSettings
+from headrace_engine.state.metrics import CacheStats
+from headrace_engine.state.sequence import Sequence, Status
+
+BLOCK_ALIGN = 64
+"""Bytes. A block's size is rounded up to it."""
+
+
+class Scheduler:
+    """Owns sequences, blocks, trie and allocator of one engine."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        *,
+        block_bytes: int,
+        weights_version: str,
+        kv_dtype: str,
+        affinity: Affinity,
+        fold: Fold = fold,
+    ) -> None:
+        """``block_bytes`` are those of one block across all layers."""
+        size = align_up(block_bytes, BLOCK_ALIGN)
+        self.settings = settings
+        self._affinity = affinity
+        self.objects = ObjectAllocator(region_bytes=settings.pool_blocks * size, page_bytes=size)
+        registry = CacheRegistry(BLOCK_ALIGN)
+        registry.add_prefix(size)
+        layout = registry.close(self.objects)
+        self.pool = LogicalBlockPool(
+            CacheBlockPool(self.objects), PrefixTrie(fold), layout.prefix, settings.block_tokens
+        )
+        self.residents = Residents(settings, self.pool, (weights_version, kv_dtype))
+        self.passes = 0
+
+    # events
+
+    def accept(self, sequence: Sequence, now_s: float) -> None:
+        """A checked sequence begins to wait."""
+        self.residents.enter(sequence, now_s)
+
+    def end(self, sequence: Sequence, now_s: float) -> None:
+        """A sequence has its terminal status."""
+        self.residents.end(sequence, now_s)
+
+    def fail(self, sequence: Sequence, now_s: float) -> None:
+        """A sequence ends because its numbers are wrong: so is what it published.
+
+        Sequences that read it lose their place and the results in flight; they compute it again.
+        """
+        holder = self.residents.hold(sequence)
+        self.residents.end(sequence, now_s)
+        holder.chain = None
+        for number, cut in invalidate_published(self.pool, holder).items():
+            other = self.residents.sequences[number]
+            if other.status is Status.RUNNING:
+                self.residents.pause(other, now_s, trusted=cut)
+            elif other.status is not Status.ENDED:
+                self.residents.distrust(other, cut)
+            else:
+                self.residents.holders[number].chain = None
+
+    def retire(self, now_s: float) -> list[Sequence]:
+        """Frees what ended sequences hold once nothing of them is in flight."""
+        return self.residents.release_idle(now_s)
+
+    # the pass
+
+    def schedule(self, now_s: float) -> PassPlan:
+        """Decides and commits one batch."""
+        assert self._affinity.check()
+        self._begin_pass(now_s)
+        grants = Grants(self.pool, self.residents.claimants)
+        decode, extended = self._grant_decodes(grants)
+        chunks = self._grant_prefills(grants, len(decode), now_s)
+        self.residents.counters.evictions += replay_memory(grants, self.pool)
+        plan = commit_results(
+            self.residents, grants, decode, extended, chunks, pass_id=self.passes, now_s=now_s
+        )
+        self.residents.counters.decode_tokens += len(plan.decode)
+        return plan
+
+    def stalled_head(self, plan: PassPlan) -> Sequence | None:
+        """The first in line when nothing runs and nothing in flight will free memory."""
+        residents = self.residents
+        if not plan.empty or residents.paused or residents.retiring or not len(residents.waiting):
+            return None
+        if residents.columns.inflight.any():
+            return None
+        return next(iter(residents.waiting))
+
+    def _begin_pass(self, now_s: float) -> None:
+        residents, settings = self.residents, self.settings
+        self.passes += 1
+        residents.any_paused = False
+        residents.reasons.begin_pass(now_s)
+        if self.passes % settings.quantum_passes == 0:
+            residents.charge_decodes()
+            residents.order.settle()
+            if settings.ageing_s is not None:
+                residents.waiting.age(now_s, settings.ageing_s)
+        for sequence in residents.paused:
+            residents.reasons.name(sequence.number, Reason.IN_FLIGHT, now_s)
+        if len(residents.waiting) and residents.free_slots:
+            for sequence in islice(residents.waiting, settings.plan_window):
+                holder = residents.hold(sequence)
+                if not holder.blocks:
+                    admit_prompt(self.pool, holder, sequence, prefix_cache=settings.prefix_cache)
+                create_missing_blocks(self.pool, holder, sequence.length)
+
+    def _grant_decodes(
+        self, grants: Grants
+    ) -> tuple[NDArray[np.int32], list[tuple[Sequence, LogicalBlock]]]:
+        """A block for each decoding row that crosses into one, first in rank first."""
+        residents = self.residents
+        decoding = residents.decoding()
+        if not len(decoding):
+            return decoding, []
+        rows, crossing = plan_continue(residents.columns, decoding)
+        extended: list[tuple[Sequence, LogicalBlock]] = []
+        if len(crossing):
+            crossers = residents.at(crossing)
+            crossers.sort(key=residents.order.rank)
+            for sequence in crossers:
+                if sequence.number in grants.paused:
+                    continue
+                block = self._block_after(sequence)
+                if grants.take(residents.claimant(sequence), block):
+                    extended.append((sequence, block))
+                else:
+                    grants.paused[sequence.number] = None
+        return rows, extended
+
+    def _block_after(self, sequence: Sequence) -> LogicalBlock:
+        """The block of the position that is planned next; made if need be."""
+        assert sequence.slot is not None
+        blocks = self.residents.holders[sequence.number].blocks
+        index = int(self.residents.columns.capacity[sequence.slot]) // self.settings.block_tokens
+        if index == len(blocks):
+            return self.pool.extend(self.residents.holders[sequence.number])
+        return blocks[index]
+
+    def _grant_prefills(self, grants: Grants, decoding: int, now_s: float) -> list[Chunk]:
+        """Chunks of known context: of those that run, then of those that wait, in order."""
+        residents, settings = self.residents, self.settings
+        budget = prefill_budget(
+            decoding=decoding,
+            batch_tokens=settings.batch_tokens,
+            chunk_tokens=settings.prefill_chunk_tokens,
+        )
+        chunks: list[Chunk] = []
+        contenders = len(residents.prefilling) + min(residents.free_slots, len(residents.waiting))
+        if not contenders and not len(residents.waiting):
+            return chunks
+        for sequence in sorted(residents.prefilling.values(), key=residents.order.rank):
+            if sequence.number not in grants.paused:
+                chunk = self._continue_chunk(grants, sequence, budget, contenders)
+                contenders -= 1
+                if chunk is not None:
+                    chunks.append(chunk)
+                    budget -= chunk.end - chunk.begin
+        budget = self._grant_waiting(grants, chunks, budget, contenders, now_s)
+        self._spend_rest(grants, chunks, budget)
+        return chunks
+
+    def _continue_chunk(
+        self, grants: Grants, sequence: Sequence, budget: int, contenders: int
+    ) -> Chunk | None:
+        """The next chunk of a sequence that has its memory already."""
+        assert sequence.slot is not None
+        size = self.settings.block_tokens
+        begin = int(self.residents.columns.planned[sequence.slot])
+        holder = self.residents.holders[sequence.number]
+        plan = plan_resume(
+            holder,
+            known=sequence.length,
+            filled=begin,
+            lost=grants.lost,
+            first_block=begin // size,
+        )
+        begin = max(begin, plan.resume)
+        share = prefill_share(budget=budget, contenders=contenders, block_tokens=size)
+        end = chunk_end(begin=begin, context=sequence.length, budget=share, block_tokens=size)
+        if end <= begin or grants.check_producers(holder, begin, end) is not None:
+            return None
+        grants.set_producers(holder, begin, end)
+        return Chunk(sequence, begin, end, plan.store_from, starts=False)
+
+    def _grant_waiting(
+        self, grants: Grants, chunks: list[Chunk], budget: int, contenders: int, now_s: float
+    ) -> int:
+        """Admits waiting sequences until one is blocked. Returns the budget that is left."""
+        residents, settings, size = self.residents, self.settings, self.settings.block_tokens
+        slots = residents.free_slots
+        for sequence in islice(residents.waiting, settings.plan_window):
+            if not slots:
+                residents.reasons.name(sequence.number, Reason.BATCH_ROWS, now_s)
+                break
+            holder = residents.holders[sequence.number]
+            plan = plan_resume(
+                holder, known=sequence.length, filled=sequence.filled, lost=grants.lost
+            )
+            share = prefill_share(budget=budget, contenders=contenders, block_tokens=size)
+            begin = plan.resume
+            end = chunk_end(begin=begin, context=sequence.length, budget=share, block_tokens=size)
+            if end <= begin:
+                residents.reasons.name(sequence.number, Reason.TOKEN_BUDGET, now_s)
+                break
+            contenders -= 1
+            producer = grants.check_producers(holder, begin, end)
+            if producer is not None:
+                residents.counters.deferrals += 1
+                residents.reasons.name(sequence.number, Reason.PRODUCER, now_s, producer)
+                continue
+            short = grants.take_all(residents.claimant(sequence), plan.missing)
+            if short:
+                residents.reasons.name(sequence.number, Reason.BLOCKS, now_s, short)
+                break
+            grants.set_producers(holder, begin, end)
+            chunks.append(Chunk(sequence, begin, end, plan.store_from, starts=True))
+            budget -= end - begin
+            slots -= 1
+        return budget
+
+    def _spend_rest(self, grants: Grants, chunks: list[Chunk], budget: int) -> None:
+        """What nobody else needed lengthens the chunks of those who go first."""
+        for chunk in chunks:
+            if budget < 1:
+                return
+            if chunk.generating or chunk.sequence.number in grants.paused:
+                continue
+            holder = self.residents.holders[chunk.sequence.number]
+            end = chunk_end(
+                begin=chunk.end,
+                context=chunk.sequence.length,
+                budget=budget,
+                block_tokens=self.settings.block_tokens,
+            )
+            if end > chunk.end and grants.check_producers(holder, chunk.end, end) is None:
+                grants.set_producers(holder, chunk.end, end)
+                budget -= end - chunk.end
+                chunk.end = end
+
+    # what others may know
+
+    def cache_stats(self) -> CacheStats:
+        """Where the blocks are. O(blocks of ended sequences)."""
+        slots = self.pool.slots
+        held = slots.allocated - len(slots.sorted)
+        leaving: set[LogicalBlock] = set()
+        for sequence in self.residents.retiring:
+            holder = self.residents.holders.get(sequence.number)
+            if holder is not None:
+                leaving.update(
+                    b
+                    for b in holder.blocks
+                    if b.allocated and not any(h.eligible for h in b.holders)
+                )
+        return CacheStats(
+            total_blocks=self.settings.pool_blocks,
+            free_blocks=self.settings.pool_blocks - slots.allocated,
+            cached_blocks=len(slots.sorted),
+            held_blocks=held - len(leaving),
+            in_flight_blocks=len(leaving),
+            indexed_blocks=len(self.pool.trie),
+            block_tokens=self.settings.block_tokens,
+        )
+
+    def audit(self) -> None:
+        """Asserts every invariant, and that no block is lost. O(everything)."""
+        self.residents.audit()
+        stats = self.cache_stats()
+        parts = stats.free_blocks + stats.cached_blocks + stats.held_blocks + stats.in_flight_blocks
+        assert parts == stats.total_blocks
+        assert self.objects.pages.free_pages == stats.free_blocks

@@ -1,0 +1,146 @@
+"""Sequence: the engine's life of one choice, and the columns of those that hold a slot.
+
+Owner    engine thread
+Writes   nothing by itself; the loop and the scheduler write these
+Never    knows blocks, text or the wire
+Rules    seq.one-terminal-status, seq.release-when-idle, loop.columns
+Next     headrace_engine.scheduler.scheduler
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+from headrace_contracts.codes import Code, FinishReason
+from numpy.typing import NDArray
+
+from headrace_engine.state.request import Request
+
+
+class Status(Enum):
+    """Where a sequence is. It only goes forward, except RUNNING -> PAUSED -> WAITING."""
+
+    WAITING = "waiting"
+    """Holds no slot."""
+    RUNNING = "running"
+    """Holds a slot and is scheduled."""
+    PAUSED = "paused"
+    """Lost its place while a batch was in flight: keeps the slot until that comes back."""
+    ENDED = "ended"
+    """Its terminal status was told. Released once nothing of it is in flight."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of one request.
+
+    Invariants
+        slot is set  iff  status is RUNNING or PAUSED, or ENDED with a batch in flight
+        tokens[:length] are known and never change
+        prompt_tokens <= length <= limit
+    """
+
+    request: Request
+    choice: int
+    number: int
+    """Order of arrival over all sequences, from 1. Never reused."""
+    tokens: NDArray[np.int32]
+    """Grows by doubling; only ``tokens[:length]`` means anything."""
+    length: int
+    prompt_tokens: int
+    limit: int
+    """Positions it may reach: prompt + max_new_tokens, the context, or the pool."""
+    limit_message: str
+    """Why the limit is below prompt + max_new_tokens; empty if it is not."""
+    arrived_s: float
+    status: Status = Status.WAITING
+    slot: int | None = None
+    filled: int = 0
+    """While it waits: positions whose KV committed passes wrote, as far as blocks still exist."""
+    reached: int = 0
+    """Most positions it ever had: what is computed below it again is recomputation."""
+    trusted: int | None = None
+    """While PAUSED: positions from here on were computed from poisoned blocks. None: all is well."""
+    first_pass_s: float | None = None
+    first_token_s: float | None = None
+    cached_tokens: int = 0
+    preemptions: int = 0
+    stop_ids: frozenset[int] = field(default=frozenset())
+    end_reason: FinishReason | None = None
+    end_code: Code | None = None
+
+    def append(self, new: NDArray[np.int32]) -> None:
+        """More tokens become known."""
+        end = self.length + len(new)
+        if end > len(self.tokens):
+            grown = np.empty(max(end, 2 * len(self.tokens)), np.int32)
+            grown[: self.length] = self.tokens[: self.length]
+            self.tokens = grown
+        self.tokens[self.length : end] = new
+        self.length = end
+
+
+class SequenceColumns:
+    """Numbers of the sequences that hold a slot, one array element each, indexed by slot.
+
+    A pass that only decodes works on these arrays and touches no Sequence.
+
+    Invariants, for a slot in use
+        filled <= planned < sampled   while RUNNING and something is left to plan
+        known <= sampled <= known + inflight
+        recent[slot, p % width] is the token at position p, for sequence.length <= p < known
+    """
+
+    __slots__ = ("capacity", "charged", "choice", "handle", "inflight", "known", "limit", "live",
+                 "logprobs", "planned", "prompt", "recent", "sampled", "table", "width")  # fmt: skip
+
+    def __init__(self, slots: int, block_tokens: int, max_blocks: int) -> None:
+        def column() -> NDArray[np.int32]:
+            return np.zeros(slots, np.int32)
+
+        self.known = column()
+        """Tokens the host knows."""
+        self.planned = column()
+        """Positions whose KV is written once everything handed over has run."""
+        self.sampled = column()
+        """Tokens there will be once everything handed over has run."""
+        self.capacity = column()
+        """Positions that have blocks with memory."""
+        self.limit = column()
+        self.prompt = column()
+        self.inflight = column()
+        """Batches handed over that contain it and have not come back."""
+        self.charged = column()
+        """Positions its tenant has paid for."""
+        self.choice = column()
+        self.logprobs = column()
+        """Alternatives wanted beside the chosen token's logprob; -1: no logprobs wanted."""
+        self.handle = np.zeros(slots, np.int64)
+        self.live = np.zeros(slots, np.bool_)
+        """Whether a result of it is wanted: not ended, nothing to discard."""
+        self.width = 2 * block_tokens
+        self.recent = np.zeros((slots, self.width), np.int32)
+        """Tokens not yet in ``Sequence.tokens``, in a ring."""
+        self.table = np.zeros((slots, max_blocks), np.int64)
+        """Byte offset in the region of each block."""
+
+    def enter(self, slot: int, sequence: Sequence) -> None:
+        """A sequence takes a slot."""
+        self.known[slot] = self.sampled[slot] = sequence.length
+        self.limit[slot] = sequence.limit
+        self.prompt[slot] = sequence.prompt_tokens
+        self.handle[slot] = sequence.request.handle
+        self.choice[slot] = sequence.choice
+        wanted = sequence.request.sampling.logprobs
+        self.logprobs[slot] = -1 if wanted is None else wanted
+        self.inflight[slot] = 0
+        self.live[slot] = True
+
+    def flush(self, slot: int, sequence: Sequence) -> None:
+        """Moves what is known from the ring to the sequence."""
+        known = int(self.known[slot])
+        if known > sequence.length:
+            positions = np.arange(sequence.length, known) % self.width
+            sequence.append(self.recent[slot, positions])
