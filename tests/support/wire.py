@@ -328,7 +328,7 @@ class ScriptedEngine:
         return RowFinish(
             row=0,
             reason=reason.value,
-            code=0 if code is None else code.value,
+            code=None if code is None else code,
             message=message,
             usage=Usage(prompt_tokens=len(record.prompt), completion_tokens=completion),
         )
@@ -346,9 +346,8 @@ class Gateway:
         **settings: Any,
     ) -> None:
         self.clock = clock or SystemClock()
-        self.settings = GatewaySettings(
-            **{"silence_check_s": 0.2, "card_cache_s": 0.0, "keepalive_s": 60.0, **settings}
-        )
+        quick = {"silence_check_s": 0.2, "card_cache_s": 0.0, "keepalive_s": 60.0}
+        self.settings = GatewaySettings.model_validate(quick | settings)
         self.metrics = GatewayMetrics(Registry("gateway"))
         self.readiness = Readiness(wire)
         self.threads = ThreadPoolExecutor(1)

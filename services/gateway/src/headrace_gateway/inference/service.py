@@ -45,6 +45,7 @@ from headrace_gateway.inference.calls import (
     Prompt,
     TextPrompt,
     TokenPrompt,
+    UsageTotal,
 )
 from headrace_gateway.inference.cancels import Cancels, mark_of
 from headrace_gateway.inference.catalog import Catalog, Model
@@ -105,7 +106,7 @@ class RequestInfo:
     n: int
     prompt_tokens: int
     finish: FinishReason | None
-    usage: Usage | None
+    usage: UsageTotal | None
 
 
 class InferenceService:
@@ -129,6 +130,7 @@ class InferenceService:
         self._settings = settings
         self._metrics = metrics
         self._readiness = readiness
+        self._refusing = False
         self._clock = clock
         self._threads = threads
         self._process = process
@@ -196,6 +198,7 @@ class InferenceService:
         are refused from the first moment on.
         """
         self._readiness.draining = True
+        self._refusing = True
         try:
             async with asyncio.timeout(timeout_s):
                 await self._no_readers.wait()
@@ -376,7 +379,7 @@ class InferenceService:
     # admission, step by step
 
     def _check_open(self) -> None:
-        if self._readiness.draining:
+        if self._refusing:
             raise Draining("This gateway is shutting down.", retry_after_s=DRAIN_RETRY_S)
         limit = self._settings.max_open_requests
         if self._unsettled >= limit:
@@ -796,16 +799,11 @@ def _note(call: Call, planned: Sampling, prompts: int) -> EdgeNote:
     )
 
 
-def _total(usages: Sequence[Usage]) -> Usage | None:
+def _total(usages: Sequence[Usage]) -> UsageTotal | None:
     if not usages:
         return None
-    total = Usage()
-    for usage in usages:
-        total.prompt_tokens += usage.prompt_tokens
-        total.completion_tokens += usage.completion_tokens
-        total.cached_tokens += usage.cached_tokens
-        total.prefill_us += usage.prefill_us
-        total.decode_us += usage.decode_us
-        total.preemptions += usage.preemptions
-        total.engine_queue_us = max(total.engine_queue_us, usage.engine_queue_us)
-    return total
+    return UsageTotal(
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+        cached_tokens=sum(usage.cached_tokens for usage in usages),
+    )

@@ -1,0 +1,254 @@
+"""Builds the gateway from its settings, once, and runs it until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import secrets
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from headrace_kit.clock import Clock, SystemClock
+from headrace_kit.errors import SettingsError
+from headrace_kit.flags import add_flags, given_flags
+from headrace_kit.lifecycle import install_signals
+from headrace_kit.log import configure_logging, get_logger
+from headrace_kit.metrics import Registry
+from headrace_kit.settings import load_report, load_secrets
+from headrace_transport.connection import connect_gateway
+from headrace_transport.errors import ServerUnsuitable, TransportUnavailable
+from headrace_transport.interface import GatewayWire
+from headrace_transport.options import WireOptions
+
+from headrace_gateway.auth.keys import Authenticator
+from headrace_gateway.auth.tokens import MIN_PEPPER_BYTES
+from headrace_gateway.http.api import build_api
+from headrace_gateway.inference.catalog import Catalog
+from headrace_gateway.inference.readiness import Readiness
+from headrace_gateway.inference.service import InferenceService
+from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.rpc.server import RpcServer
+from headrace_gateway.server import HttpServer
+from headrace_gateway.settings import GatewaySecrets, GatewaySettings
+from headrace_gateway.text.pipeline import TextPipeline
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+OK: Final = 0
+FAILED: Final = 1
+REFUSED: Final = 2
+"""Exit codes: stopped as asked; broke; would not start with these settings or this server."""
+CONNECT_EVERY_S: Final = 1.0
+LAST_WORDS_S: Final = 1.0
+"""How long connections get after the drain to send their error event."""
+LEAVE_S: Final = 0.5
+"""How long saying good-bye to the server may take."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the gateway process; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="headrace-gateway", description=__doc__)
+    parser.add_argument("--config", metavar="FILE", help="settings file (yaml, section gateway)")
+    add_flags(parser, GatewaySettings)
+    flags = parser.parse_args(argv)
+    try:
+        loaded = load_report(GatewaySettings, cli=given_flags(flags), file=flags.config)
+        hidden = load_secrets(GatewaySecrets)
+        pepper = pepper_of(hidden)
+    except SettingsError as error:
+        print(f"headrace-gateway: {error}", file=sys.stderr)  # noqa: T201 - logging is not set up
+        return REFUSED
+    settings = loaded.settings
+    configure_logging(service="gateway", level=settings.log_level, format=settings.log_format)
+    loaded.announce(log)
+    password = hidden.redis_password
+    process = GatewayProcess(
+        settings,
+        pepper,
+        password=None if password is None else password.get_secret_value(),
+    )
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(process.run())
+
+
+def pepper_of(hidden: GatewaySecrets) -> bytes:
+    """The pepper. Raises ``SettingsError`` where it is missing or too short."""
+    if hidden.pepper is None:
+        raise SettingsError(
+            [
+                "HEADRACE_GATEWAY_PEPPER is not set: without it no API key can be checked. Set "
+                f"it, or HEADRACE_GATEWAY_PEPPER_FILE, to {MIN_PEPPER_BYTES} random bytes or more"
+            ]
+        )
+    pepper = hidden.pepper.get_secret_value().strip().encode()
+    if len(pepper) < MIN_PEPPER_BYTES:
+        raise SettingsError(
+            [
+                f"HEADRACE_GATEWAY_PEPPER has {len(pepper)} bytes; at least {MIN_PEPPER_BYTES} "
+                "are needed"
+            ]
+        )
+    return pepper
+
+
+class GatewayProcess:
+    """One gateway process, from start to exit code."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        pepper: bytes,
+        *,
+        password: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._settings = settings
+        self._pepper = pepper
+        self._password = password
+        self._clock = clock or SystemClock()
+        self._registry = Registry("gateway")
+        self._process = f"{settings.name}-{secrets.token_hex(4)}"
+        self._ready_file = None if settings.ready_file is None else Path(settings.ready_file)
+
+    async def run(self) -> int:
+        """Starts, serves, drains. What refuses to start says so in one line."""
+        stopping = install_signals(asyncio.get_running_loop())
+        log.info("gateway.starting", gateway=self._process, pid=os.getpid())
+        try:
+            http = HttpServer(self._settings.http_host, self._settings.http_port)
+            wire = await _unless(stopping, self._connect())
+            if wire is None:
+                log.info("gateway.stopped", while_="connecting")
+                return OK
+            await self._serve(wire, http, stopping)
+        except (ServerUnsuitable, OSError) as error:
+            log.error("gateway.refused", reason=str(error))
+            return REFUSED
+        log.info("gateway.stopped")
+        return OK
+
+    async def _connect(self) -> GatewayWire:
+        """The wire, checked. Waits for a server that is not there yet."""
+        said = False
+        while True:
+            try:
+                wire = await connect_gateway(
+                    self._settings.redis_url,
+                    password=self._password,
+                    options=WireOptions(
+                        resume_grace_ms=int(self._settings.resume_grace_s * 1000),
+                        sign_of_life_ms=int(self._settings.lease_s * 1000),
+                    ),
+                )
+            except TransportUnavailable as error:
+                if not said:
+                    log.warning("gateway.waits_for_server", reason=str(error))
+                said = True
+                await asyncio.sleep(CONNECT_EVERY_S)
+                continue
+            for warning in wire.warnings:
+                log.warning("wire.warning", warning=warning)
+            return wire
+
+    async def _serve(self, wire: GatewayWire, http: HttpServer, stopping: asyncio.Event) -> None:
+        settings, metrics = self._settings, GatewayMetrics(self._registry)
+        readiness = Readiness(wire)
+        threads = ThreadPoolExecutor(settings.text_threads, thread_name_prefix="text")
+        catalog = Catalog(
+            wire,
+            self._clock,
+            make_text=TextPipeline.from_card,
+            threads=threads,
+            cache_s=settings.card_cache_s,
+        )
+        service = InferenceService(
+            wire,
+            catalog,
+            settings,
+            metrics,
+            readiness,
+            self._clock,
+            threads=threads,
+            process=self._process,
+        )
+        auth = Authenticator(wire, self._pepper, self._clock, cache_s=settings.key_cache_s)
+        api = build_api(
+            service=service, auth=auth, settings=settings, metrics=metrics, readiness=readiness
+        )
+        rpc = RpcServer(service, auth, metrics, readiness, settings)
+        if settings.otlp_endpoint is not None:
+            self._registry.start_otlp(settings.otlp_endpoint, settings.otlp_interval_s)
+        over = asyncio.Event()
+        try:
+            await rpc.start()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(service.run(over), name="service")
+                group.create_task(http.serve(api, last_words_s=LAST_WORDS_S), name="http")
+                health = group.create_task(rpc.report_health(), name="grpc health")
+                await http.started()
+                self._announce(http.port, rpc.port)
+                await stopping.wait()
+                await self._drain(service, readiness, rpc)
+                health.cancel()
+                http.stop()
+                await rpc.stop(LAST_WORDS_S)
+                over.set()
+        finally:
+            with suppress(TimeoutError, TransportUnavailable):
+                async with asyncio.timeout(LEAVE_S):
+                    await wire.close()
+            threads.shutdown(wait=False, cancel_futures=True)
+            await asyncio.to_thread(self._registry.close)
+
+    async def _drain(self, service: InferenceService, readiness: Readiness, rpc: RpcServer) -> None:
+        """Not ready at once; then no new calls; then the streams end, or are ended."""
+        log.info("gateway.draining", drain_s=self._settings.drain_s)
+        if self._ready_file is not None:
+            self._ready_file.unlink(missing_ok=True)
+        readiness.draining = True
+        await rpc.not_serving()
+        await asyncio.sleep(self._settings.drain_notice_s)
+        await service.drain(self._settings.drain_s)
+
+    def _announce(self, http_port: int, grpc_port: int) -> None:
+        log.info("gateway.ready", gateway=self._process, http_port=http_port, grpc_port=grpc_port)
+        if self._ready_file is None:
+            return
+        ready = {
+            "http_port": http_port,
+            "grpc_port": grpc_port,
+            "pid": os.getpid(),
+            "gateway": self._process,
+        }
+        fresh = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}")
+        fresh.write_text(json.dumps(ready))
+        fresh.replace(self._ready_file)  # a reader sees the whole of it or nothing
+
+
+async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The work's result; None when the stop came first."""
+    async with asyncio.TaskGroup() as group:
+        working = group.create_task(work)
+        asked = group.create_task(stopping.wait())
+        await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if not working.done():
+            working.cancel()
+            return None
+    return working.result()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if sys.platform == "win32":
+        return None
+    import uvloop  # not to be had everywhere
+
+    return uvloop.new_event_loop
