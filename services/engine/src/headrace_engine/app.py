@@ -39,7 +39,7 @@ from headrace_engine.intake.publisher import pump
 from headrace_engine.intake.service import Intake, IntakeSettings
 from headrace_engine.intake.validate import Bounds
 from headrace_engine.loading import LoadedModel, fit, load_model, name_of, percent_log, publish_card
-from headrace_engine.loop.thread import EngineLoop
+from headrace_engine.loop.thread import EngineLoop, executor_limits
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.settings import EngineSecrets, EngineSettings, check_settings
 from headrace_engine.state.outputs import PassOutputs
@@ -59,9 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the engine process; returns its exit code."""
     parser = argparse.ArgumentParser(prog="headrace-engine", description=__doc__)
     parser.add_argument("--config", metavar="FILE", help="settings file (yaml, section engine)")
-    parser.add_argument(
-        "--ready-file", type=Path, metavar="FILE", help="written, as JSON, once requests are served"
-    )
     add_flags(parser, EngineSettings)
     flags = parser.parse_args(argv)
     try:
@@ -75,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logging(service="engine", level=settings.log_level, format=settings.log_format)
     loaded.announce(log)
     with asyncio.Runner() as runner:
-        return runner.run(EngineProcess(settings, hidden, ready_file=flags.ready_file).run())
+        return runner.run(EngineProcess(settings, hidden).run())
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +92,7 @@ def build_core(settings: EngineSettings, model: LoadedModel, clock: Clock) -> Co
     Raises ``ModelRejected`` where the settings do not fit the model.
     """
     numbers = fit(settings, model.executor)
-    limits = numbers.limits(model.executor.block_bytes(numbers.block_tokens))
+    limits = executor_limits(numbers, model.executor.block_bytes(numbers.block_tokens))
     door = EngineGateway(clock)
     executor = ExecutorThread(model.executor, limits)
     executor.start()
@@ -111,13 +108,12 @@ class EngineProcess:
         settings: EngineSettings,
         hidden: EngineSecrets,
         *,
-        ready_file: Path | None = None,
         load: Callable[[EngineSettings, Callable[[int], None]], LoadedModel] = load_model,
         clock: Clock | None = None,
     ) -> None:
         self._settings = settings
         self._hidden = hidden
-        self._ready_file = ready_file
+        self._ready_file = None if settings.ready_file is None else Path(settings.ready_file)
         self._load = load
         self._clock = clock if clock is not None else SystemClock()
         self._registry = Registry("engine")

@@ -48,7 +48,7 @@ def load_model(settings: EngineSettings, percent: Percent) -> LoadedModel:
     name = settings.model_name or name_of(settings.model)
     if settings.executor == "echo":
         tokenizer = _tokenizer(settings.model) if settings.echo_tokenizer else None
-        return LoadedModel(name, _echo(settings, name), tokenizer)
+        return LoadedModel(name, _echo(settings), tokenizer)
     # Imported here: only who runs a model pays for its libraries.
     from headrace_engine.executor.cpu import CpuExecutor
 
@@ -172,9 +172,10 @@ def _tokenizer(model: str) -> TokenizerFiles:
     return tokenizer_from_gguf(read_gguf_header(path).metadata)
 
 
-def _echo(settings: EngineSettings, name: str) -> EchoExecutor:
+def _echo(settings: EngineSettings) -> EchoExecutor:
     return EchoExecutor(
         vocabulary=settings.echo_vocabulary,
         mode=settings.echo_mode,
         step_s=settings.echo_step_ms / 1000,
+        context_tokens=settings.echo_context_tokens,
     )

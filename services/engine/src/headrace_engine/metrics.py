@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, get_args
 
 from headrace_contracts.codes import FinishReason
 from headrace_kit.metrics import Registry
@@ -24,6 +24,9 @@ TOKEN_BUCKETS: Final = (
 """Seconds; for the time of one token or pass."""
 LENGTH_BUCKETS: Final = tuple(float(1 << power) for power in range(0, 18, 1))
 """Tokens."""
+LetGo = Literal["lost", "released", "failed", "gave_up"]
+"""Why a request is no longer ours although it has not ended: somebody else has its lease; we
+handed it back; the engine failed; too much of it waited for a server that is away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,8 @@ class EngineMetrics:
         self._declare_intake()
         for reason in FinishReason:  # a series exists before its first event, so that rates work
             self.finished.labels(reason.name.lower())
+        for why in get_args(LetGo):
+            self.let_go.labels(why)
 
     def _declare_latencies(self, registry: Registry) -> None:
         self.queue_time = registry.histogram(

@@ -75,6 +75,8 @@ class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
     """Address of the port for health and metrics."""
     http_port: int = setting(9100, ge=0, le=65535)
     """Port for health and metrics; 0 takes a free one."""
+    ready_file: str | None = setting(None, min_length=1)
+    """File that is written once requests are served, as JSON with `http_port`, `pid` and `engine`."""
     metrics_vllm_names: bool = setting(True)
     """Whether /metrics repeats the main series under vLLM's names."""
     otlp_endpoint: str | None = setting(None, min_length=1)

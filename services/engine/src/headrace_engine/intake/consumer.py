@@ -2,7 +2,7 @@
 
 Owner    io thread
 Writes   Holdings, through the desk
-Never    claims without credit; starts a choice that was delivered to its end
+Never    claims without credit or for a stuck engine; starts a choice that was delivered to its end
 Rules    intake.credit, request.one-terminal-status
 Next     headrace_engine.intake.validate
 """
@@ -26,6 +26,7 @@ from headrace_engine.errors import EngineDraining, RequestRejected
 from headrace_engine.intake.columns import Rows, row_key
 from headrace_engine.intake.desk import Desk
 from headrace_engine.intake.held import Held
+from headrace_engine.intake.lease import Progress
 from headrace_engine.intake.link import Link
 from headrace_engine.intake.publisher import Publisher
 from headrace_engine.intake.publisher_frames import unspent
@@ -50,6 +51,7 @@ class Consumer:
         desk: Desk,
         publisher: Publisher,
         link: Link,
+        progress: Progress,
         metrics: EngineMetrics,
         clock: Clock,
         lease_ms: int,
@@ -60,6 +62,7 @@ class Consumer:
         self._desk = desk
         self._publisher = publisher
         self._link = link
+        self._progress = progress
         self._metrics = metrics
         self._clock = clock
         self._lease_ms = lease_ms
@@ -84,7 +87,9 @@ class Consumer:
             self._stopped = True
 
     async def _room(self) -> None:
-        """Waits until something can be held."""
+        """Waits until something can be held, by an engine that moves."""
+        while not self._progress.alive:  # noqa: ASYNC110 - standing still raises no event
+            await asyncio.sleep(self._bell_ms / 1000)
         while self._desk.holdings.credit <= 0:
             self._desk.room.clear()
             await self._desk.room.wait()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Literal
+from typing import Protocol
 
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.pb.queue_pb2 import CancelMark
@@ -19,25 +19,32 @@ from headrace_kit.log import get_logger
 
 from headrace_engine.intake.book import RowBook
 from headrace_engine.intake.columns import row_key
-from headrace_engine.intake.gateway import EngineDoor
 from headrace_engine.intake.held import Held, Holdings
-from headrace_engine.metrics import EngineMetrics
+from headrace_engine.metrics import EngineMetrics, LetGo
 from headrace_engine.state.inbound import Cancel
 from headrace_engine.state.outputs import PassOutputs
 from headrace_engine.state.request import Request, RequestHandle
 
 log = get_logger(__name__)
 
-LetGo = Literal["lost", "released", "failed", "gave_up"]
-"""Why a request is no longer ours although it has not ended: somebody else has its lease; we
-handed it back; the engine failed; too much of it waited for a server that is away."""
+
+class IntakeDoor(Protocol):
+    """The engine's door as io sees it. ``EngineGateway`` has more for others."""
+
+    def push(self, request: Request) -> None:
+        """Hands a request over; raises ``EngineDraining`` once drained or closed."""
+        ...
+
+    def cancel(self, cancel: Cancel) -> None:
+        """Ends a request in whatever state; a no-op for one that has ended or is unknown."""
+        ...
 
 
 class Desk:
     """Holdings, book and door, changed together."""
 
     def __init__(
-        self, *, door: EngineDoor, holdings: Holdings, book: RowBook, metrics: EngineMetrics
+        self, *, door: IntakeDoor, holdings: Holdings, book: RowBook, metrics: EngineMetrics
     ) -> None:
         self._door = door
         self.holdings = holdings

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 from headrace_contracts.codes import Code
@@ -27,7 +28,6 @@ from headrace_transport.interface import EngineWire, FrameId
 
 from headrace_engine.intake.columns import Int64, Rows, from_outputs, merge, select
 from headrace_engine.intake.desk import Desk
-from headrace_engine.intake.gateway import EngineDoor
 from headrace_engine.intake.held import Held
 from headrace_engine.intake.link import Link
 from headrace_engine.intake.publisher_frames import frames_of, row_finish
@@ -42,7 +42,15 @@ _MERGE_AT = 64
 _PUMP_WAIT_S = 0.5
 
 
-def pump(door: EngineDoor, hand_over: Callable[[list[PassOutputs]], None]) -> None:
+class OutputDoor(Protocol):
+    """The engine's door as the signal thread sees it."""
+
+    def take_outputs(self, timeout_s: float) -> list[PassOutputs] | None:
+        """Everything notified since the last call; None once closed and empty."""
+        ...
+
+
+def pump(door: OutputDoor, hand_over: Callable[[list[PassOutputs]], None]) -> None:
     """Body of the signal thread: hands outputs to io until the door is closed and empty."""
     while (batch := door.take_outputs(_PUMP_WAIT_S)) is not None:
         if batch:

@@ -20,9 +20,8 @@ from headrace_transport.interface import EngineWire
 from headrace_engine.intake.book import RowBook
 from headrace_engine.intake.consumer import Consumer
 from headrace_engine.intake.control import ControlReader
-from headrace_engine.intake.desk import Desk
+from headrace_engine.intake.desk import Desk, IntakeDoor
 from headrace_engine.intake.drain import Drainer
-from headrace_engine.intake.gateway import EngineDoor
 from headrace_engine.intake.held import Holdings
 from headrace_engine.intake.lease import LeaseKeeper, Load, Progress
 from headrace_engine.intake.link import Link
@@ -52,7 +51,7 @@ class Intake:
         self,
         *,
         wire: EngineWire,
-        door: EngineDoor,
+        door: IntakeDoor,
         engine: str,
         bounds: Bounds,
         settings: IntakeSettings,
@@ -114,6 +113,7 @@ class Intake:
             desk=self._desk,
             publisher=self._publisher,
             link=self.link,
+            progress=self.progress,
             metrics=self.metrics,
             clock=clock,
             lease_ms=settings.lease_ms,
