@@ -108,5 +108,6 @@ clean: ## remove caches and build products, keep .venv
 	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache .cache dist build
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
-reset: clean ## remove .venv and the local stack's state: keys, logs
-	rm -rf .venv .venv-* .state
+reset: clean ## remove .venv and the local stack's state: API keys, data, logs
+	@[ ! -x $(BIN)/headrace ] || $(BIN)/headrace reset --yes
+	rm -rf .venv .venv-*
