@@ -271,7 +271,11 @@ class MemoryGatewayWire(_MemoryWire):
         """See ``GatewayWire.read_out``."""
         await self._broker.enter()
         entries = await self._broker.out(gateway).read(after, block_ms=block_ms)
-        return [OutEntry(id=FrameId(name), item=item) for name, item in entries]
+        return [
+            OutEntry(id=FrameId(name), item=item)
+            for name, item in entries
+            if item.version == WIRE_VERSION
+        ]
 
     async def trim_out(self, gateway: str, below: FrameId) -> None:
         """See ``GatewayWire.trim_out``."""

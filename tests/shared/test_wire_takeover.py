@@ -1,0 +1,325 @@
+"""Take-over: no delivered token is decided again, and a stale engine changes nothing."""
+
+from __future__ import annotations
+
+from headrace_contracts.codes import FinishReason
+from headrace_contracts.pb.queue_pb2 import Fence, Frame, LogEntry, RowFinish, RowLogprobs, Usage
+from headrace_transport.interface import FIRST_FRAME, EngineWire, GatewayWire, OutEntry
+from support.wires import (
+    GATEWAY,
+    LEASE_MS,
+    MODEL,
+    SHORT_MS,
+    Wires,
+    claim,
+    entry,
+    finish,
+    frame,
+    record,
+)
+
+STOP = RowFinish(row=0, reason="FINISH_REASON_STOP", usage=Usage(completion_tokens=2))
+
+
+async def begun(wires: Wires, *, n: int = 1) -> tuple[GatewayWire, EngineWire, EngineWire]:
+    """A request ``r1`` of which engine e-1 holds a lease that lapses soon."""
+    gateway, engine = await wires.gateway(), await wires.engine()
+    await gateway.beat_gateway(GATEWAY, ttl_ms=LEASE_MS)
+    await gateway.submit(record("r1", n=n), max_queued=9)
+    assert set(await claim(engine, lease_ms=SHORT_MS)) == {"r1"}
+    return gateway, engine, await wires.engine()
+
+
+def believed(entries: list[OutEntry], slot: int = 10) -> list[int]:
+    """Tokens that a gateway believes, by the fence rule."""
+    oldest, tokens = 0, list[int]()
+    for each in entries:
+        if isinstance(each.item, Fence):
+            oldest = max(oldest, each.item.attempt)
+            continue
+        at = 0
+        for row, count in enumerate(each.item.counts):
+            row_tokens = each.item.tokens[at : at + count]
+            at += count
+            first = each.item.firsts[row]
+            if (
+                each.item.slots[row] == slot
+                and each.item.attempts[row] >= oldest
+                and first == len(tokens)
+            ):
+                tokens += row_tokens
+    return tokens
+
+
+async def test_successor_gets_log_and_frames_that_the_log_lacks(wires: Wires) -> None:
+    gateway, engine, successor = await begun(wires)
+    first = await engine.publish({GATEWAY: frame([1, 2])})
+    await engine.append_log("e-1", "r1", 1, entry([1, 2], frame_id=first[GATEWAY]))
+    await engine.publish({GATEWAY: frame([3], first=2)})
+    await engine.publish({GATEWAY: frame([4, 5], first=3)})
+    await wires.pass_ms(2 * SHORT_MS)
+
+    taken = (await claim(successor, "e-2"))["r1"]
+
+    assert list(taken.delivered[0]) == [1, 2, 3, 4, 5]
+    assert (taken.attempt, taken.crashes) == (2, 1)
+    # the log holds all of it now, so the successor's first append goes on at 5
+    logged = await successor.append_log("e-2", "r1", 2, entry([6], first=5, attempt=2))
+    assert (logged.ours, list(logged.lengths)) == (True, [6])
+    tokens = [t for _, each in await gateway.read_log("r1") for t in each.tokens]
+    assert tokens == [1, 2, 3, 4, 5, 6]
+
+
+async def test_frames_after_the_fence_are_nobodys(wires: Wires) -> None:
+    gateway, engine, successor = await begun(wires)
+    await engine.publish({GATEWAY: frame([1])})
+    await wires.pass_ms(2 * SHORT_MS)
+    taken = (await claim(successor, "e-2", lease_ms=SHORT_MS))["r1"]
+    assert list(taken.delivered[0]) == [1]
+
+    # the first engine wakes and goes on with what it would have decided
+    await engine.publish({GATEWAY: frame([66, 67], first=1)})
+    assert not (await engine.append_log("e-1", "r1", 1, entry([66], first=1))).ours
+    assert not await finish(engine, "r1", generated=2, last=entry([66], first=1))
+    assert list((await engine.renew(MODEL, "e-1", {"r1": 1}, lease_ms=LEASE_MS)).lost) == ["r1"]
+    await engine.release(MODEL, "e-1", {"r1": 1})
+    await successor.publish({GATEWAY: frame([2], first=1, attempt=2)})
+
+    out = list(await gateway.read_out(GATEWAY, FIRST_FRAME, block_ms=1000))
+    assert believed(out) == [1, 2]
+    state = await gateway.request_state("r1")
+    assert state is not None
+    assert (state.status, state.attempt) == ("running", 2)
+
+    # nor does the next successor take them for delivered
+    await wires.pass_ms(2 * SHORT_MS)
+    taken = (await claim(await wires.engine(), "e-3"))["r1"]
+    assert list(taken.delivered[0]) == [1, 2]
+
+
+async def test_fence_names_the_request_and_its_new_attempt(wires: Wires) -> None:
+    gateway, _, successor = await begun(wires, n=2)
+    await wires.pass_ms(2 * SHORT_MS)
+    await claim(successor, "e-2")
+    (fence,) = await gateway.read_out(GATEWAY, FIRST_FRAME, block_ms=1000)
+    assert fence.item == Fence(version=1, id="r1", slot=10, n=2, attempt=2)
+
+
+async def test_first_attempt_makes_no_fence(wires: Wires) -> None:
+    gateway, _, _ = await begun(wires)
+    assert await gateway.read_out(GATEWAY, FIRST_FRAME, block_ms=1) == []
+
+
+async def test_choices_are_recovered_each(wires: Wires) -> None:
+    _, engine, successor = await begun(wires, n=3)
+    both = Frame(
+        version=1,
+        slots=[99, 10, 11],
+        attempts=[1, 1, 1],
+        firsts=[0, 0, 0],
+        counts=[2, 1, 2],
+        tokens=[90, 91, 1, 7, 8],
+        logged=[0, 0, 0],
+    )
+    name = (await engine.publish({GATEWAY: both}))[GATEWAY]
+    await engine.append_log("e-1", "r1", 1, entry([7, 8], choice=1, frame_id=name))
+    await engine.publish({GATEWAY: frame([2], first=1)})
+    await engine.publish({GATEWAY: frame([], slot=11, first=2, finish=STOP)})
+    await wires.pass_ms(2 * SHORT_MS)
+
+    taken = (await claim(successor, "e-2"))["r1"]
+
+    assert [list(tokens) for tokens in taken.delivered] == [[1, 2], [7, 8], []]
+    assert list(taken.ended) == [1]
+    assert taken.ended[1].finishes[0].reason == FinishReason.STOP
+
+
+async def test_request_that_had_ended_is_only_finished(wires: Wires) -> None:
+    gateway, engine, successor = await begun(wires)
+    await engine.publish({GATEWAY: frame([1, 2], finish=STOP)})
+    await wires.pass_ms(2 * SHORT_MS)
+
+    assert await claim(successor, "e-2") == {}
+
+    state = await gateway.request_state("r1")
+    assert state is not None
+    assert (state.status, state.finish) == ("finished", FinishReason.STOP)
+    assert state.usage is not None
+    assert (state.usage.prompt_tokens, state.usage.completion_tokens) == (3, 2)
+    tokens = [t for _, each in await gateway.read_log("r1") for t in each.tokens]
+    assert tokens == [1, 2]
+    finishes = [f.reason for _, each in await gateway.read_log("r1") for f in each.finishes]
+    assert finishes == [FinishReason.STOP]
+
+
+async def test_resume_entry_brings_ended_choices(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    resume = LogEntry(
+        version=1,
+        attempt=1,
+        choices=[0, 1],
+        firsts=[0, 0],
+        counts=[2, 1],
+        tokens=[4, 5, 9],
+        finishes=[STOP],
+    )
+    await gateway.submit(record("r1", n=2, attempt=1), max_queued=9, resume=resume)
+    taken = (await claim(engine))["r1"]
+    assert [list(tokens) for tokens in taken.delivered] == [[4, 5], [9]]
+    assert set(taken.ended) == {0}
+    logged = await engine.append_log("e-1", "r1", 2, entry([10], choice=1, first=1, attempt=2))
+    assert list(logged.lengths) == [2, 2]
+
+
+async def test_log_takes_rows_that_continue_it_and_only_once(wires: Wires) -> None:
+    gateway, engine, _ = await begun(wires)
+    for _ in range(2):
+        logged = await engine.append_log("e-1", "r1", 1, entry([1, 2, 3]))
+        assert (logged.ours, list(logged.lengths)) == (True, [3])
+    gap = await engine.append_log("e-1", "r1", 1, entry([9], first=5))
+    assert (gap.ours, list(gap.lengths)) == (True, [3])
+
+    overlap = entry([2, 3, 4, 5], first=1)
+    overlap.logprobs.append(
+        RowLogprobs(
+            row=0,
+            width=1,
+            chosen=[-2, -3, -4, -5],
+            top_ids=[2, 3, 4, 5],
+            top_values=[-2, -3, -4, -5],
+        )
+    )
+    logged = await engine.append_log("e-1", "r1", 1, overlap)
+    assert list(logged.lengths) == [5]
+
+    entries = [each for _, each in await gateway.read_log("r1")]
+    assert [list(each.tokens) for each in entries] == [[1, 2, 3], [4, 5]]
+    assert list(entries[1].logprobs[0].chosen) == [-4, -5]
+    assert list(entries[1].logprobs[0].top_ids) == [4, 5]
+
+
+async def test_many_logs_are_appended_at_once(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    for i in range(3):
+        await gateway.submit(record(f"r{i}", slot=i), max_queued=9)
+    await claim(engine)
+    logged = await engine.append_logs(
+        "e-1",
+        [
+            ("r0", 1, entry([1])),
+            ("r1", 7, entry([1])),
+            ("unknown", 1, entry([1])),
+            ("r2", 1, entry([1, 2])),
+        ],
+    )
+    assert [(each.ours, list(each.lengths)) for each in logged] == [
+        (True, [1]),
+        (False, []),
+        (False, []),
+        (True, [2]),
+    ]
+    assert await engine.append_logs("e-1", []) == []
+
+
+async def test_log_is_read_after_an_entry(wires: Wires) -> None:
+    gateway, engine, _ = await begun(wires)
+    await engine.append_log("e-1", "r1", 1, entry([1]))
+    ((name, _),) = await gateway.read_log("r1")
+    await engine.append_log("e-1", "r1", 1, entry([2], first=1))
+    assert [list(each.tokens) for _, each in await gateway.read_log("r1", name)] == [[2]]
+    assert await gateway.read_log("unknown") == []
+
+
+async def test_attached_gateway_gets_the_rest_and_successors_look_at_both(wires: Wires) -> None:
+    gateway, engine, successor = await begun(wires)
+    await engine.publish({GATEWAY: frame([1])})
+    await gateway.beat_gateway("gw-2", ttl_ms=LEASE_MS)
+
+    lease = await gateway.attach("r1", "gw-2", 40, 1)
+
+    assert lease is not None
+    assert (lease.owner, lease.attempt, lease.gateway, lease.slot) == ("e-1", 1, "gw-2", 40)
+    ((_, control),) = await engine.read_control("e-1", "0-0", block_ms=1000)
+    assert (control.attach.id, control.attach.gateway) == ("r1", "gw-2")
+    assert (control.attach.slot, control.attach.first) == (40, 1)
+    state = await gateway.request_state("r1")
+    assert state is not None
+    assert state.gateway == "gw-2"
+
+    await engine.publish({"gw-2": frame([2], slot=40, first=1)})
+    await wires.pass_ms(2 * SHORT_MS)
+    taken = (await claim(successor, "e-2"))["r1"]
+    assert list(taken.delivered[0]) == [1, 2]
+    assert (taken.record.gateway, taken.record.slot) == ("gw-2", 40)
+    fences = [e.item for e in await gateway.read_out("gw-2", FIRST_FRAME, block_ms=1000)][1:]
+    assert fences == [Fence(version=1, id="r1", slot=40, n=1, attempt=2)]
+
+
+async def test_nobody_is_attached_to_what_does_not_run(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    assert await gateway.attach("unknown", "gw-2", 1, 0) is None
+    await gateway.submit(record("r1"), max_queued=9)
+    assert await gateway.attach("r1", "gw-2", 1, 0) is None
+    taken = (await claim(engine))["r1"]
+    assert (taken.record.gateway, taken.record.slot) == (GATEWAY, 10)
+    await finish(engine, "r1")
+    assert await gateway.attach("r1", "gw-2", 1, 0) is None
+
+
+async def test_request_that_keeps_killing_engines_runs_alone_and_is_then_given_up(
+    wires: Wires,
+) -> None:
+    crashes = 3
+    gateway = await wires.gateway()
+    await gateway.beat_gateway(GATEWAY, ttl_ms=LEASE_MS)
+    await gateway.submit(record("poison"), max_queued=9)
+    alone: list[bool] = []
+    for attempt in range(1, crashes + 1):
+        taken = await claim(await wires.engine(), f"e-{attempt}", lease_ms=SHORT_MS)
+        assert taken["poison"].attempt == attempt
+        alone.append(taken["poison"].alone)
+        await gateway.submit(record(f"good{attempt}"), max_queued=9)
+        if attempt == crashes:
+            # what runs alone is given no company
+            assert await claim(await wires.engine(), f"e-{attempt}", lease_ms=SHORT_MS) == {}
+        await wires.pass_ms(2 * SHORT_MS)
+    assert alone == [False, False, True]
+
+    survivor = await wires.engine()
+    assert set(await claim(survivor, "e-9")) == {"good1", "good2", "good3"}
+
+    state = await gateway.request_state("poison")
+    assert state is not None
+    assert (state.status, state.finish) == ("finished", FinishReason.ERROR)
+    out = await gateway.read_out(GATEWAY, FIRST_FRAME, block_ms=1000)
+    last = out[-1].item
+    assert isinstance(last, Frame)
+    assert last.attempts[0] == 4
+    assert last.finishes[0].reason == FinishReason.ERROR
+    assert "poison" in last.finishes[0].message
+
+
+async def test_suspect_waits_for_an_engine_that_is_empty(wires: Wires) -> None:
+    gateway = await wires.gateway()
+    busy, other = await wires.engine(), await wires.engine()
+    await gateway.submit(record("suspect"), max_queued=9)
+    for attempt in (1, 2):
+        await claim(await wires.engine(), f"dead-{attempt}", lease_ms=SHORT_MS)
+        if attempt == 1:
+            await wires.pass_ms(2 * SHORT_MS)
+    await gateway.submit(record("a"), max_queued=9)
+    assert set(await claim(busy, "busy")) == {"a"}
+    await wires.pass_ms(2 * SHORT_MS)
+    await gateway.submit(record("b"), max_queued=9)
+
+    # the busy engine empties itself for the suspect; others that are busy go on meanwhile
+    assert await claim(busy, "busy") == {}
+    assert await finish(busy, "a", name="busy")
+    taken = await claim(busy, "busy")
+    assert set(taken) == {"suspect"}
+    assert taken["suspect"].alone
+    assert await claim(busy, "busy") == {}
+    assert set(await claim(other, "other")) == {"b"}
+    assert await finish(busy, "suspect", name="busy", attempt=3)
+    await gateway.submit(record("c"), max_queued=9)
+    assert set(await claim(busy, "busy")) == {"c"}
