@@ -1,0 +1,92 @@
+"""RPCs that were given up must not go on in the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Any
+
+import grpc
+import pytest
+from headrace_contracts.pb import inference_pb2, inference_pb2_grpc
+from support.idle import check_idle
+from support.stack import Stack
+
+
+@pytest.fixture
+def channel(stack: Stack) -> Generator[grpc.Channel]:
+    with grpc.insecure_channel(stack.grpc) as made:
+        yield made
+
+
+def ask(stack: Stack, tokens: int, prompt: str = "Once upon a time") -> Any:
+    return inference_pb2.GenerateRequest(
+        model=stack.model, text=prompt, max_tokens=tokens, ignore_eos=True, temperature=0
+    )
+
+
+def _generate(stack: Stack, channel: grpc.Channel, request: Any, timeout: float | None) -> Any:
+    stub: Any = inference_pb2_grpc.InferenceStub(channel)
+    metadata = (("authorization", f"Bearer {stack.key}"),)
+    return stub.Generate(request, timeout=timeout, metadata=metadata)
+
+
+def _cancelled(stack: Stack) -> float:
+    return sum(
+        value
+        for name, value in stack.gateway_metrics().items()
+        if name.startswith("headrace_gateway_requests_finished_total")
+        and ('reason="cancelled"' in name or 'reason="deadline"' in name)
+    )
+
+
+def _wait_for(stack: Stack, count: float) -> None:
+    end = time.monotonic() + 10
+    while _cancelled(stack) < count:
+        assert time.monotonic() < end, (_cancelled(stack), count)
+        time.sleep(0.05)
+
+
+@pytest.mark.case("BR-38")
+def test_a_stream_over_its_deadline_stops_in_the_engine(
+    stack: Stack, channel: grpc.Channel
+) -> None:
+    before = _cancelled(stack)
+    with pytest.raises(grpc.RpcError) as failure:
+        list(_generate(stack, channel, ask(stack, 4000), 1.0))
+    assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    check_idle(stack)
+    _wait_for(stack, before + 1)
+
+
+@pytest.mark.case("BR-38")
+def test_a_stream_that_its_client_cancels_stops_in_the_engine(
+    stack: Stack, channel: grpc.Channel
+) -> None:
+    before = _cancelled(stack)
+    stream = _generate(stack, channel, ask(stack, 4000), None)
+    for _ in range(5):
+        next(stream)
+    stream.cancel()
+    with pytest.raises(grpc.RpcError) as failure:
+        list(stream)
+    assert failure.value.code() is grpc.StatusCode.CANCELLED
+    check_idle(stack)
+    _wait_for(stack, before + 1)
+
+
+@pytest.mark.case("BR-38")
+def test_a_deadline_inside_a_long_prefill_stops_it(stack: Stack, channel: grpc.Channel) -> None:
+    request = ask(stack, 4, "seven words that have never been seen " * 600)
+    with pytest.raises(grpc.RpcError) as failure:
+        list(_generate(stack, channel, request, 0.5))
+    assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    check_idle(stack)
+
+
+@pytest.mark.case("BR-38")
+def test_no_time_at_all_starts_nothing(stack: Stack, channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as failure:
+        list(_generate(stack, channel, ask(stack, 4), 0.0))
+    assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    check_idle(stack)

@@ -1,0 +1,40 @@
+"""Whether an engine holds nothing any more."""
+
+from __future__ import annotations
+
+import time
+
+from support.stack import Stack
+
+IDLE_WITHIN_S = 20.0
+
+
+def blocks_at_hand(stack: Stack) -> float:
+    """Free blocks and those whose content nobody holds."""
+    metrics = stack.engine_metrics()
+    return metrics["headrace_engine_blocks_free"] + metrics["headrace_engine_blocks_cached"]
+
+
+def check_idle(stack: Stack) -> None:
+    """Waits until nothing runs or waits and every block is at hand; fails with what is left."""
+    end = time.monotonic() + IDLE_WITHIN_S
+    while True:
+        metrics = stack.engine_metrics()
+        held = {
+            name: metrics[f"headrace_engine_{name}"]
+            for name in (
+                "sequences_running",
+                "sequences_waiting",
+                "sequences_retiring",
+                "requests_held",
+                "blocks",
+                "blocks_free",
+                "blocks_cached",
+            )
+        }
+        blocks = held.pop("blocks")
+        at_hand = held.pop("blocks_free") + held.pop("blocks_cached")
+        if not any(held.values()) and at_hand == blocks:
+            return
+        assert time.monotonic() < end, (held, at_hand, blocks)
+        time.sleep(0.1)
