@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace_contracts.codes import Code, FinishReason
 from headrace_contracts.limits import WIRE_VERSION
+from headrace_contracts.pb import codes_pb2
 from headrace_contracts.pb.queue_pb2 import (
     CancelMark,
     Control,
@@ -328,7 +329,7 @@ class ScriptedEngine:
         return RowFinish(
             row=0,
             reason=reason.value,
-            code=None if code is None else code,
+            code=codes_pb2.CODE_UNSPECIFIED if code is None else code.value,
             message=message,
             usage=Usage(prompt_tokens=len(record.prompt), completion_tokens=completion),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
@@ -13,7 +13,8 @@ from headrace_gateway.rpc.statuses import Context, refuse
 
 OPEN_SERVICES: Final = ("/grpc.health.v1.Health/",)
 
-Handler = grpc.RpcMethodHandler[Any, Any]
+if TYPE_CHECKING:
+    Handler = grpc.RpcMethodHandler[Any, Any]  # a type only: the class takes no parameters
 Metadata = Any
 
 

@@ -1,0 +1,269 @@
+"""The gateway as a process, on a real server, with a scripted engine; HTTP and gRPC as clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from headrace_contracts.codes import FinishReason
+from headrace_contracts.pb.inference_pb2 import GenerateRequest
+from headrace_contracts.pb.inference_pb2_grpc import InferenceStub
+from headrace_gateway.auth.keys import KeyStore
+from headrace_kit.clock import SystemClock
+from headrace_transport.connection import connect_engine, connect_gateway
+from support.processes import PEPPER, GatewayProgram, gateway_program
+from support.redis import RedisServer, redis_server
+from support.wire import MODEL, ScriptedEngine, eventually
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Generator[RedisServer]:
+    with redis_server("valkey") as started:
+        yield started
+
+
+@asynccontextmanager
+async def engine_at(url: str, name: str = "engine-a") -> AsyncGenerator[ScriptedEngine]:
+    """A scripted engine over a real server."""
+    wire = await connect_engine(url)
+    engine = ScriptedEngine(wire, name)
+    await engine.appear()
+    try:
+        yield engine
+    finally:
+        await wire.close()
+
+
+async def make_key(url: str) -> str:
+    """A key for the default tenant."""
+    wire = await connect_gateway(url)
+    try:
+        token, _ = await KeyStore(wire, PEPPER.encode(), SystemClock()).create(name="test")
+        return token
+    finally:
+        await wire.close()
+
+
+def client(program: GatewayProgram, key: str) -> httpx.AsyncClient:
+    """An HTTP client with a key."""
+    return httpx.AsyncClient(
+        base_url=program.url, headers={"Authorization": f"Bearer {key}"}, timeout=20
+    )
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    """A completions request."""
+    return {"model": MODEL, "prompt": "x", "max_tokens": 50, **fields}
+
+
+async def chunks(response: httpx.Response) -> list[Any]:
+    """Data events of a stream; ``[DONE]`` as text."""
+    found: list[Any] = []
+    async for line in response.aiter_lines():
+        if line.startswith("data: "):
+            data = line.removeprefix("data: ")
+            found.append(data if data == "[DONE]" else json.loads(data))
+    return found
+
+
+def text_of(found: list[Any]) -> str:
+    """Text of a stream's chunks."""
+    return "".join(chunk["choices"][0]["text"] for chunk in found if chunk != "[DONE]")
+
+
+async def test_a_completion_streams_through_a_real_server(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    async with gateway_program(server.url, tmp_path / "a") as program, engine_at(server.url) as eng:
+        await program.ready()
+        key = await make_key(server.url)
+        async with client(program, key) as http:
+            async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
+                assert response.status_code == 200
+                [claimed] = await eng.claim()
+                await eng.say(claimed, "Hello ")
+                await eng.say(claimed, "world", finish=FinishReason.LENGTH)
+                assert await eng.end(claimed, {0: FinishReason.LENGTH}, since=[6])
+                found = await chunks(response)
+            assert text_of(found) == "Hello world"
+            assert found[-1] == "[DONE]"
+            request_id = found[0]["id"]
+            state = (await http.get(f"/v1/requests/{request_id}")).json()
+            assert state["status"] == "finished"
+
+
+async def test_without_a_key_nothing_but_health_answers(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    async with gateway_program(server.url, tmp_path / "a") as program:
+        await program.ready()
+        async with httpx.AsyncClient(base_url=program.url) as http:
+            assert (await http.get("/health/ready")).status_code == 200
+            assert (await http.get("/v1/models")).status_code == 401
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{program.grpc_port}") as channel:
+            health: Any = health_pb2_grpc.HealthStub(channel)
+            inference: Any = InferenceStub(channel)
+            answer = await health.Check(health_pb2.HealthCheckRequest())
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for _ in inference.Generate(GenerateRequest(model=MODEL)):
+                    pass
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_stream_is_taken_up_at_another_gateway_where_it_was_left(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    keep = {"resume_grace_s": 30}
+    async with (
+        gateway_program(server.url, tmp_path / "a", keep) as first,
+        gateway_program(server.url, tmp_path / "b", keep) as second,
+        engine_at(server.url) as eng,
+    ):
+        await first.ready()
+        await second.ready()
+        key = await make_key(server.url)
+        async with client(first, key) as http:
+            async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
+                [claimed] = await eng.claim()
+                await eng.say(claimed, "once upon ")
+                lines = response.aiter_lines()
+                got = ""
+                cursor = ""
+                while got != "once upon ":
+                    line = await anext(lines)
+                    if line.startswith("id: "):
+                        cursor = line.removeprefix("id: ")
+                    if line.startswith("data: "):
+                        got += json.loads(line[6:])["choices"][0]["text"]
+        await eng.say(claimed, "a time", log=False)  # nobody reads
+        async with client(second, key) as http:
+            path = f"/v1/requests/{claimed.record.id}/events"
+            async with http.stream("GET", path, params={"after": cursor}) as response:
+                assert response.status_code == 200
+                await eng.obey_attach(claimed)
+                await eng.say(claimed, "!", finish=FinishReason.LENGTH)
+                found = await chunks(response)
+        assert text_of(found) == "a time!"
+        assert found[-1] == "[DONE]"
+
+
+async def test_sigterm_lets_streams_end_and_refuses_new_calls(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    async with gateway_program(server.url, tmp_path / "a") as program, engine_at(server.url) as eng:
+        await program.ready()
+        key = await make_key(server.url)
+        async with client(program, key) as http, client(program, key) as idle:
+            await idle.get("/health/live")  # a keep-alive connection that nobody uses
+            async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
+                [claimed] = await eng.claim()
+                await eng.say(claimed, "a")
+                program.terminate()
+
+                async def refused() -> bool:
+                    return (await idle.get("/health/ready")).status_code == 503
+
+                await eventually(refused)
+                late = await http.post("/v1/completions", json=body())
+                assert late.status_code == 503
+                assert late.json()["error"]["code"] == "draining"
+                await eng.say(claimed, "b", finish=FinishReason.LENGTH)
+                found = await chunks(response)
+            assert text_of(found) == "ab"
+            assert found[-1] == "[DONE]"
+            assert await program.wait() == 0
+
+
+async def test_streams_that_outlast_the_drain_end_with_an_error_and_exit_is_clean(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    async with (
+        gateway_program(server.url, tmp_path / "a", {"drain_s": 0.3}) as program,
+        engine_at(server.url) as eng,
+    ):
+        await program.ready()
+        key = await make_key(server.url)
+        async with client(program, key) as http:
+            async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
+                [claimed] = await eng.claim()
+                await eng.say(claimed, "a")
+                program.terminate()
+                found = await chunks(response)
+        assert found[-1]["error"]["code"] == "draining"
+        assert "[DONE]" not in found
+        assert await program.wait() == 0
+        assert (await eng.await_mark(claimed)).reason == FinishReason.CANCELLED
+
+
+async def test_redis_down_is_not_ready_but_alive_and_heals_by_itself(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    async with gateway_program(server.url, tmp_path / "a") as program:
+        await program.ready()
+        key = await make_key(server.url)
+        async with client(program, key) as http:
+            server.kill()
+
+            async def unready() -> bool:
+                return (await http.get("/health/ready")).status_code == 503
+
+            await eventually(unready)
+            assert (await http.get("/health/live")).status_code == 200
+            answer = await http.post("/v1/completions", json=body())
+            assert answer.status_code == 503
+            assert int(answer.headers["retry-after"]) >= 1
+            server.start()
+
+            async def ready() -> bool:
+                return (await http.get("/health/ready")).status_code == 200
+
+            await eventually(ready)
+            async with engine_at(server.url) as eng:
+                call = asyncio.create_task(http.post("/v1/completions", json=body()))
+                [claimed] = await eng.claim()
+                await eng.say(claimed, "back", finish=FinishReason.LENGTH)
+                assert (await call).json()["choices"][0]["text"] == "back"
+        assert program.log.count("\n") < 100
+
+
+async def test_a_request_that_the_server_lost_goes_on_without_deciding_a_token_again(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    async with (
+        gateway_program(server.url, tmp_path / "a", {"silence_check_s": 0.3}) as program,
+        engine_at(server.url) as eng,
+    ):
+        await program.ready()
+        key = await make_key(server.url)
+        async with client(program, key) as http:
+            async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
+                [claimed] = await eng.claim()
+                await eng.say(claimed, "abc")
+                lines = response.aiter_lines()
+                got = ""
+                while got != "abc":
+                    line = await anext(lines)
+                    if line.startswith("data: "):
+                        got += json.loads(line[6:])["choices"][0]["text"]
+                server.flush()
+                await eng.appear()
+                [again] = await eng.claim()
+                assert again.record.id == claimed.record.id
+                assert again.attempt > claimed.attempt
+                assert [list(tokens) for tokens in again.delivered] == [
+                    eng.said[(claimed.record.id, 0)]
+                ]
+                await eng.say(again, "def", finish=FinishReason.LENGTH)
+                async for line in lines:
+                    if line.startswith("data: {"):
+                        got += json.loads(line[6:])["choices"][0]["text"]
+        assert got == "abcdef"
