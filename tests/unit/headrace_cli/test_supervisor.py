@@ -90,6 +90,10 @@ def pid_of(folder: Path, name: str = "child") -> int:
     return int((folder / f"{name}.pid").read_text())
 
 
+async def nothing() -> None:
+    """A step that does nothing."""
+
+
 class Run:
     """One supervised run, driven by a test."""
 
@@ -108,7 +112,7 @@ class Run:
             self.steps.append("after first")
 
         await Supervisor(self.output).run(
-            specs,
+            [[spec] for spec in specs],
             stop=self.stop,
             kill=self.kill,
             on_ready=on_ready,
@@ -126,6 +130,37 @@ async def test_children_start_in_order_and_stop_in_reverse(tmp_path: Path) -> No
     assert run.steps == ["after first"]
     assert run.output.lines == ["first: hello", "second: hello", "second: bye", "first: bye"]
     assert not any(map(is_alive, pids))
+
+
+async def test_children_of_one_stage_start_together(tmp_path: Path) -> None:
+    waits = WAITS_FOR_TERM.replace(
+        "me.write_text",
+        "\nwhile not (me.parent / 'second.pid').exists(): time.sleep(0.01)\nme.write_text",
+    )
+    ready, stop = asyncio.Event(), asyncio.Event()
+
+    async def on_ready() -> None:
+        ready.set()
+
+    async with asyncio.TaskGroup() as group:
+        stage = [child(tmp_path, "first", waits), child(tmp_path, "second")]
+        supervisor = Supervisor(Lines())
+        group.create_task(
+            supervisor.run([stage], stop=stop, kill=asyncio.Event(), on_ready=on_ready)
+        )
+        await ready.wait()
+        stop.set()
+    assert not is_alive(pid_of(tmp_path, "first"))
+
+
+async def test_a_failure_in_a_stage_stops_its_other_children(tmp_path: Path) -> None:
+    never = child(tmp_path, "never", WAITS_FOR_TERM.replace("me.write_text(str(os.getpid()))", ""))
+    fails = child(tmp_path, "fails", "raise SystemExit(3)")
+    output = Lines()
+    with pytest.raises(SupervisionFailed, match="fails ended with code 3"):
+        await Supervisor(output).run(
+            [[never, fails]], stop=asyncio.Event(), kill=asyncio.Event(), on_ready=nothing
+        )
 
 
 async def test_a_child_that_dies_is_started_again_and_the_reason_told(tmp_path: Path) -> None:
@@ -177,7 +212,7 @@ async def test_a_failing_step_stops_the_children_in_order(tmp_path: Path) -> Non
     output = Lines()
     with pytest.raises(SupervisionFailed, match="no key"):
         await Supervisor(output).run(
-            [child(tmp_path)], stop=asyncio.Event(), kill=asyncio.Event(), on_ready=refuse
+            [[child(tmp_path)]], stop=asyncio.Event(), kill=asyncio.Event(), on_ready=refuse
         )
     assert output.has("child: bye")
 
@@ -266,7 +301,7 @@ asyncio.run(main(Path({str(tmp_path)!r})))
             spec = ChildSpec("child", [sys.executable, "-c", {WAITS_FOR_TERM!r}, str(ready)],
                              dict(os.environ), is_ready)
             await Supervisor(Console.standard(quiet=True)).run(
-                [spec], stop=asyncio.Event(), kill=asyncio.Event(), on_ready=on_ready)
+                [[spec]], stop=asyncio.Event(), kill=asyncio.Event(), on_ready=on_ready)
         """)
     )
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -1,16 +1,22 @@
-"""The ``headrace`` command."""
+"""The ``headrace`` command: arguments in, one module a command behind it."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from headrace_contracts.keys import DEFAULT_BAND
 
 from headrace_cli.errors import CommandFailed
 from headrace_cli.state import StateDir
+
+if TYPE_CHECKING:  # commands import what they need: `headrace --help` stays quick
+    from headrace_cli.endpoint import Endpoint
+    from headrace_cli.keys import KeyPlace
 
 app = typer.Typer(
     name="headrace",
@@ -83,6 +89,190 @@ def serve(
     )
 
 
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", help="The API [default: $HEADRACE_URL, else the local stack]."),
+]
+KeyOption = Annotated[
+    str | None,
+    typer.Option("--api-key", help="[default: $HEADRACE_API_KEY, else the local stack's]."),
+]
+RedisOption = Annotated[
+    str | None,
+    typer.Option(
+        "--redis-url",
+        help="Another deployment's server, with HEADRACE_GATEWAY_PEPPER[_FILE] and "
+        "HEADRACE_GATEWAY_REDIS_PASSWORD[_FILE] set [default: the local stack's].",
+    ),
+]
+
+
+@app.command()
+def chat(
+    message: Annotated[str | None, typer.Argument(help="One message; none: talk.")] = None,
+    model: Annotated[str | None, typer.Option()] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1)] = None,
+    url: UrlOption = None,
+    api_key: KeyOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Talk to the model. Ctrl-C cancels an answer."""
+    from headrace_cli import chat as command
+
+    endpoint = _endpoint(url, api_key, state_dir)
+    command.run(endpoint, model=model, message=message, system=system, max_tokens=max_tokens)
+
+
+@app.command()
+def cancel(
+    request_id: str,
+    url: UrlOption = None,
+    api_key: KeyOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Cancel a request by its id, in whatever state it is."""
+    from headrace_cli import cancel as command
+
+    command.run(_endpoint(url, api_key, state_dir), request_id)
+
+
+@app.command()
+def doctor(
+    http_port: Annotated[int, typer.Option(min=0, max=65_535)] = 8000,
+    grpc_port: Annotated[int, typer.Option(min=0, max=65_535)] = 9000,
+    model: Annotated[str | None, typer.Option(help="As for `serve`.")] = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Say what is wrong here and how to mend it. Exit code 1 when something is."""
+    from headrace_cli import doctor as command
+
+    question = command.Question(_state(state_dir), os.environ, http_port, grpc_port, model)
+    if not command.print_findings(asyncio.run(command.examine(question))):
+        raise typer.Exit(1)
+
+
+keys_app = typer.Typer(help="Make, list, revoke, export and import API keys.", no_args_is_help=True)
+app.add_typer(keys_app, name="keys")
+
+
+@keys_app.command("create")
+def keys_create(
+    name: Annotated[str, typer.Option(help="For people.")] = "unnamed",
+    tenant: Annotated[str, typer.Option(help="Who shares a queue and limits.")] = "default",
+    scope: Annotated[list[str] | None, typer.Option(help="inference, admin; repeat.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Only these; repeat.")] = None,
+    band: Annotated[int, typer.Option(help="Priority, 0 the most urgent.")] = DEFAULT_BAND,
+    expires: Annotated[str | None, typer.Option(help="Like 12h, 30d.")] = None,
+    max_concurrency: Annotated[int | None, typer.Option(help="Requests at once.")] = None,
+    redis_url: RedisOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Make a key. It is printed once, alone on standard output."""
+    from headrace_cli import keys
+
+    wish = keys.KeyWish(
+        name=name,
+        tenant=tenant,
+        scopes=scope or ["inference"],
+        models=model or [],
+        band=band,
+        expires=expires,
+        max_concurrency=max_concurrency,
+    )
+    asyncio.run(keys.create(_place(redis_url, state_dir), wish))
+
+
+@keys_app.command("list")
+def keys_list(redis_url: RedisOption = None, state_dir: StateOption = None) -> None:
+    """List the keys, without their secrets."""
+    from headrace_cli import keys
+
+    asyncio.run(keys.show(_place(redis_url, state_dir)))
+
+
+@keys_app.command("revoke")
+def keys_revoke(
+    public_id: Annotated[str, typer.Argument(help="As `keys list` shows it.")],
+    after: Annotated[str | None, typer.Option(help="Not now but then: 1h, 7d.")] = None,
+    redis_url: RedisOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Revoke a key. Gateways refuse it within seconds."""
+    from headrace_cli import keys
+
+    asyncio.run(keys.revoke(_place(redis_url, state_dir), public_id, after=after))
+
+
+@keys_app.command("export")
+def keys_export(
+    file: Annotated[Path, typer.Argument(help="- is standard output.")],
+    redis_url: RedisOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Write every key to a file, for `keys import` after a loss of the server."""
+    from headrace_cli import keys
+
+    keys.write_export(asyncio.run(keys.export(_place(redis_url, state_dir))), file)
+
+
+@keys_app.command("import")
+def keys_import(
+    file: Annotated[Path, typer.Argument(help="- is standard input.")],
+    redis_url: RedisOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Put exported keys back. The deployment must have the same pepper."""
+    from headrace_cli import keys
+
+    asyncio.run(keys.load(_place(redis_url, state_dir), keys.read_export(file)))
+
+
+bench_app = typer.Typer(help="Small measurements.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+Requests = Annotated[int, typer.Option(min=1, max=100_000)]
+Concurrency = Annotated[int, typer.Option(min=1, max=4096, help="Requests in flight at once.")]
+PromptTokens = Annotated[int, typer.Option(min=1, help="Of each request; all differ.")]
+OutputTokens = Annotated[int, typer.Option(min=1, help="Of each request.")]
+
+
+@bench_app.command("served")
+def bench_served(
+    requests: Requests = 16,
+    concurrency: Concurrency = 4,
+    prompt_tokens: PromptTokens = 128,
+    output_tokens: OutputTokens = 64,
+    model: Annotated[str | None, typer.Option()] = None,
+    url: UrlOption = None,
+    api_key: KeyOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Measure a served stack over HTTP: tokens per second, first token, gaps."""
+    from headrace_cli import bench
+
+    wanted = bench.Load(requests, concurrency, prompt_tokens, output_tokens)
+    endpoint = _endpoint(url, api_key, state_dir)
+    print(asyncio.run(bench.served(endpoint, wanted, model=model)))
+
+
+@bench_app.command("offline")
+def bench_offline(
+    model: Annotated[str | None, typer.Argument(help="As for `serve`.")] = None,
+    dtype: Annotated[str | None, typer.Option()] = None,
+    executor: Annotated[str | None, typer.Option()] = None,
+    requests: Requests = 8,
+    concurrency: Concurrency = 8,
+    prompt_tokens: PromptTokens = 128,
+    output_tokens: OutputTokens = 64,
+) -> None:
+    """Measure the engine alone, in this process."""
+    from headrace_cli import bench
+
+    wanted = bench.Load(requests, concurrency, prompt_tokens, output_tokens)
+    print(bench.offline(wanted, model=model, dtype=dtype, executor=executor))
+
+
 @app.command()
 def reset(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -109,6 +299,18 @@ def version() -> None:
 
 def _state(given: Path | None) -> StateDir:
     return StateDir.locate(given, os.environ)
+
+
+def _endpoint(url: str | None, api_key: str | None, state_dir: Path | None) -> Endpoint:
+    from headrace_cli.endpoint import Endpoint
+
+    return Endpoint.find(url, api_key, _state(state_dir), os.environ)
+
+
+def _place(redis_url: str | None, state_dir: Path | None) -> KeyPlace:
+    from headrace_cli.keys import KeyPlace
+
+    return KeyPlace.find(redis_url, _state(state_dir), os.environ)
 
 
 def main() -> None:

@@ -92,11 +92,11 @@ class _Stack:
     async def run(self) -> None:
         stop, kill = asyncio.Event(), asyncio.Event()
         _on_signals(stop, kill, self._console)
-        specs = [self._valkey(), self._engine(), *map(self._gateway, range(len(self._http_ports)))]
+        gateways = map(self._gateway, range(len(self._http_ports)))
         self._console.note(f"state in {self._state.path}, logs in {self._state.logs}")
         try:
             await Supervisor(self._console).run(
-                specs,
+                [[self._valkey()], [self._engine(), *gateways]],
                 stop=stop,
                 kill=kill,
                 after={"valkey": self._ensure_key},

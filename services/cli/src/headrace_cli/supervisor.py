@@ -86,14 +86,14 @@ class Supervisor:
 
     async def run(
         self,
-        specs: Sequence[ChildSpec],
+        stages: Sequence[Sequence[ChildSpec]],
         *,
         stop: asyncio.Event,
         kill: asyncio.Event,
         on_ready: Step,
         after: Mapping[str, Step] = _NO_STEPS,
     ) -> None:
-        """Starts the children one after another, each when the one before is ready.
+        """Starts the children stage by stage, each stage when the one before is ready.
 
         ``after[name]`` runs once after that child's first start, ``on_ready`` once all are
         ready. Returns after ``stop``; raises SupervisionFailed when a child cannot be kept
@@ -102,7 +102,7 @@ class Supervisor:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._start_all(group, specs, on_ready, after)),
+                    group.create_task(self._start_all(group, stages, on_ready, after)),
                     group.create_task(self._end(stop)),
                 ]
                 await self._over.wait()
@@ -125,22 +125,37 @@ class Supervisor:
     async def _start_all(
         self,
         group: asyncio.TaskGroup,
-        specs: Sequence[ChildSpec],
+        stages: Sequence[Sequence[ChildSpec]],
         on_ready: Step,
         after: Mapping[str, Step],
     ) -> None:
+        for stage in stages:
+            async with asyncio.TaskGroup() as starting:
+                starts = [
+                    starting.create_task(self._bring_up(group, spec, after.get(spec.name)))
+                    for spec in stage
+                ]
+            if not all(start.result() for start in starts):
+                return
         try:
-            for spec in specs:
-                child = _Child(spec, self._output, group)
-                self._children.append(child)
-                await child.start()
-                await child.wait_ready()
-                if spec.name in after:
-                    await after[spec.name]()
-                child.keeper = group.create_task(self._keep(child))
             await on_ready()
         except SupervisionFailed as error:
             self._fail(str(error))
+
+    async def _bring_up(self, group: asyncio.TaskGroup, spec: ChildSpec, then: Step | None) -> bool:
+        """Starts a child for the first time, and keeps it from then on. False: all is over."""
+        child = _Child(spec, self._output, group)
+        self._children.append(child)
+        try:
+            await child.start()
+            await child.wait_ready()
+            if then is not None:
+                await then()
+        except SupervisionFailed as error:
+            self._fail(str(error))
+            return False
+        child.keeper = group.create_task(self._keep(child))
+        return True
 
     def _fail(self, why: str) -> None:
         self._why = self._why or why

@@ -41,7 +41,7 @@ def write_config(state: StateDir, port: int) -> Path:
         f'dir "{state.data}"',
         "daemonize no",
         'logfile ""',
-        "loglevel notice",
+        "loglevel warning",
         # API keys are durable; queued work must not be evicted.
         "appendonly yes",
         "appendfsync everysec",

@@ -1,0 +1,18 @@
+"""Ending a request by its id, whoever reads it."""
+
+from __future__ import annotations
+
+import httpx
+
+from headrace_cli.endpoint import Endpoint, check
+from headrace_cli.errors import CommandFailed
+
+
+def run(endpoint: Endpoint, request_id: str) -> None:
+    """Cancels it. Raises CommandFailed when it is unknown or over."""
+    with endpoint.client() as client:
+        try:
+            check(client.delete(f"/v1/requests/{request_id}"))
+        except httpx.TransportError as error:
+            raise CommandFailed(f"{endpoint.url} does not answer: {error}") from error
+    print(f"cancelled {request_id}")

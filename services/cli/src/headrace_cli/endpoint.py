@@ -1,0 +1,120 @@
+"""Where the API is and with which key: flags, then the environment, then the local stack."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, cast
+
+import httpx
+
+from headrace_cli.errors import CommandFailed
+from headrace_cli.state import StateDir
+
+TIMEOUT: Final = httpx.Timeout(30.0, read=600.0)
+"""Seconds. A first token may take long under load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An API that commands talk to."""
+
+    url: str
+    """Without ``/v1`` and without a slash at the end."""
+    key: str
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.url!r})"
+
+    @classmethod
+    def find(
+        cls, url: str | None, key: str | None, state: StateDir, environ: Mapping[str, str]
+    ) -> Endpoint:
+        """Raises CommandFailed when neither is named and no local stack runs."""
+        running = state.running() if state.is_locked() else None
+        base = url or environ.get("HEADRACE_URL") or (running.urls[0] if running else None)
+        if base is None:
+            raise CommandFailed(
+                "No stack runs here, and no --url names another.",
+                hint="Start one with `headrace serve`, or set HEADRACE_URL and HEADRACE_API_KEY.",
+            )
+        own = running is not None and base.rstrip("/") in running.urls
+        stored = state.read(state.key_file.name) if own else None
+        found = key or environ.get("HEADRACE_API_KEY") or stored
+        if found is None:
+            raise CommandFailed(
+                f"There is no API key for {base}.", hint="Give --api-key or set HEADRACE_API_KEY."
+            )
+        return cls(base.rstrip("/").removesuffix("/v1"), found)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"}
+
+    def client(self) -> httpx.Client:
+        """A client with the key; closed by its user."""
+        return httpx.Client(base_url=self.url, headers=self.headers, timeout=TIMEOUT)
+
+    def async_client(self, *, connections: int) -> httpx.AsyncClient:
+        """The same, for many requests at once."""
+        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+        return httpx.AsyncClient(
+            base_url=self.url, headers=self.headers, timeout=TIMEOUT, limits=limits
+        )
+
+
+def first_model(client: httpx.Client) -> str:
+    """The first served model's name. Raises CommandFailed."""
+    try:
+        response = client.get("/v1/models")
+    except httpx.TransportError as error:
+        raise CommandFailed(f"{client.base_url} does not answer: {error}") from error
+    check(response)
+    models = cast("dict[str, list[dict[str, object]]]", response.json())["data"]
+    if not models:
+        raise CommandFailed(f"{client.base_url} serves no model.")
+    return str(models[0]["id"])
+
+
+def check(response: httpx.Response) -> None:
+    """Raises CommandFailed with the API's own words for a refusal. The body must be read."""
+    if not response.is_success:
+        raise CommandFailed(f"HTTP {response.status_code}: {error_message(response.text)}")
+
+
+def error_message(body: str) -> str:
+    """The message in an error body; the body itself if it is none of ours."""
+    try:
+        parsed: object = json.loads(body)
+    except ValueError:
+        return body[:500]
+    if isinstance(parsed, dict):
+        error: object = cast("dict[str, object]", parsed).get("error")
+        if isinstance(error, dict):
+            return str(cast("dict[str, object]", error).get("message"))
+    return body[:500]
+
+
+def event(line: str) -> dict[str, object] | None:
+    """The object in one line of an event stream; None for comments, blanks and the end."""
+    if not line.startswith("data:"):
+        return None
+    data = line.removeprefix("data:").strip()
+    if data == "[DONE]":
+        return None
+    parsed = cast("dict[str, object]", json.loads(data))
+    if "error" in parsed:
+        raise CommandFailed(error_message(data))
+    return parsed
+
+
+def texts(chunk: Mapping[str, object]) -> Iterator[str]:
+    """The new text of each choice in a chat or completions chunk."""
+    for choice in cast("list[dict[str, object]]", chunk.get("choices", [])):
+        delta = choice.get("delta")
+        text = choice.get("text")
+        if isinstance(delta, dict):
+            text = cast("dict[str, object]", delta).get("content")
+        if isinstance(text, str) and text:
+            yield text

@@ -1,0 +1,214 @@
+"""API keys of a deployment: the local stack's, or another one's through its Redis server."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from headrace_gateway.auth.keys import KeyStore
+from headrace_gateway.settings import GatewaySecrets
+from headrace_kit.clock import SystemClock
+from headrace_kit.errors import SettingsError
+from headrace_kit.settings import load_secrets
+from headrace_transport.connection import connect_gateway
+from headrace_transport.errors import TransportError
+from headrace_transport.interface import ApiKey
+from pydantic import SecretStr
+
+from headrace_cli.errors import CommandFailed
+from headrace_cli.state import StateDir
+
+_SPAN: Final = re.compile(r"(\d+)([smhdw])")
+_UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPlace:
+    """A server that holds keys, and what it takes to use it."""
+
+    redis_url: str
+    password: str | None
+    pepper: str
+
+    def __repr__(self) -> str:
+        return f"KeyPlace({self.redis_url!r})"
+
+    @classmethod
+    def find(cls, redis_url: str | None, state: StateDir, environ: Mapping[str, str]) -> KeyPlace:
+        """The named server with the environment's secrets, or the local stack's.
+
+        Raises CommandFailed.
+        """
+        url = redis_url or environ.get("HEADRACE_GATEWAY_REDIS_URL")
+        if url is None:
+            running = state.running() if state.is_locked() else None
+            if running is None:
+                raise CommandFailed(
+                    "No stack runs here, and no --redis-url names another server.",
+                    hint="Start one with `headrace serve`.",
+                )
+            return cls(
+                running.redis_url,
+                state.secret(state.redis_password_file),
+                state.secret(state.pepper_file),
+            )
+        try:
+            hidden = load_secrets(GatewaySecrets, environ)
+        except SettingsError as error:
+            raise CommandFailed(str(error)) from error
+        pepper = _revealed(hidden.pepper)
+        if pepper is None:
+            raise CommandFailed(
+                "The pepper of that deployment is needed.",
+                hint="Set HEADRACE_GATEWAY_PEPPER or HEADRACE_GATEWAY_PEPPER_FILE.",
+            )
+        return cls(url, _revealed(hidden.redis_password), pepper)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[KeyStore]:
+        """The keys there. Raises CommandFailed for a server that cannot be used."""
+        try:
+            wire = await connect_gateway(self.redis_url, password=self.password)
+            try:
+                yield KeyStore(wire, self.pepper.encode(), SystemClock())
+            finally:
+                await wire.close()
+        except TransportError as error:
+            raise CommandFailed(f"The server {self.redis_url} cannot be used: {error}") from error
+        except ValueError as error:
+            raise CommandFailed(f"{error}.") from error
+
+
+@dataclass(frozen=True, slots=True)
+class KeyWish:
+    """A key to be made. ``KeyStore.create`` checks it."""
+
+    name: str
+    tenant: str
+    scopes: Sequence[str]
+    models: Sequence[str]
+    band: int
+    expires: str | None
+    """Like ``30d``; None: never."""
+    max_concurrency: int | None
+
+
+async def create(place: KeyPlace, wish: KeyWish) -> None:
+    """Makes a key: the key alone on standard output, what it may do on standard error."""
+    expires_ms = None if wish.expires is None else now_ms() + span_ms(wish.expires)
+    async with place.open() as keys:
+        text, key = await keys.create(
+            name=wish.name,
+            tenant=wish.tenant,
+            scopes=wish.scopes,
+            models=wish.models,
+            band=wish.band,
+            expires_ms=expires_ms,
+            max_concurrency=wish.max_concurrency,
+        )
+    print(text)
+    print(f"{describe(key, now_ms())}\nIt is shown this once.", file=sys.stderr)
+
+
+async def show(place: KeyPlace) -> None:
+    """Lists the keys; secrets are nowhere to be had."""
+    async with place.open() as keys:
+        for key in await keys.list():
+            print(describe(key, now_ms()))
+
+
+async def revoke(place: KeyPlace, public_id: str, *, after: str | None) -> None:
+    """Revokes a key, at once or after a while."""
+    at_ms = None if after is None else now_ms() + span_ms(after)
+    async with place.open() as keys:
+        if not await keys.revoke(public_id, at_ms=at_ms):
+            raise CommandFailed(
+                f"There is no key {public_id}.", hint="`headrace keys list` shows the ids."
+            )
+    print(f"revoked {public_id}" if after is None else f"{public_id} ends in {after}")
+
+
+async def export(place: KeyPlace) -> bytes:
+    """Every key, for ``write_export``."""
+    async with place.open() as keys:
+        return await keys.export()
+
+
+def write_export(data: bytes, path: Path) -> None:
+    """Writes keys to a file of the owner's, or to standard output for ``-``."""
+    if str(path) == "-":
+        sys.stdout.buffer.write(data)
+        return
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    except OSError as error:
+        raise CommandFailed(f"{path}: {error.strerror}.") from error
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(data)
+    print(f"wrote {len(data.splitlines())} keys to {path}")
+
+
+def read_export(path: Path) -> bytes:
+    """What ``export`` wrote, from a file or from standard input for ``-``."""
+    try:
+        return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    except OSError as error:
+        raise CommandFailed(f"{path}: {error.strerror}.") from error
+
+
+async def load(place: KeyPlace, data: bytes) -> None:
+    """Puts exported keys back."""
+    async with place.open() as keys:
+        count = await keys.load(data)
+    print(f"imported {count} keys")
+
+
+def span_ms(text: str) -> int:
+    """``30d`` in milliseconds. Raises CommandFailed."""
+    found = _SPAN.fullmatch(text.strip())
+    if found is None or int(found[1]) == 0:
+        raise CommandFailed(f"{text!r} is no span of time.", hint="Write 45m, 12h, 30d or 2w.")
+    return int(found[1]) * _UNIT_MS[found[2]]
+
+
+def describe(key: ApiKey, at_ms: int) -> str:
+    """One line about a key."""
+    facts = [f"{key.public_id:16}", status(key, at_ms), f"tenant {key.tenant}"]
+    facts.append(f"scopes {','.join(sorted(key.scopes))}")
+    facts.append(f"models {','.join(sorted(key.models)) or 'all'}")
+    facts.append(f"band {key.band}")
+    if key.max_concurrency is not None:
+        facts.append(f"at most {key.max_concurrency} at once")
+    facts.append(f"made {_day(key.created_ms)}")
+    return "  ".join([*facts, repr(key.name)])
+
+
+def status(key: ApiKey, at_ms: int) -> str:
+    """What the key is worth at a time."""
+    if key.revoked_ms is not None:
+        return "revoked" if key.revoked_ms <= at_ms else f"ends {_day(key.revoked_ms)}"
+    if key.expires_ms is not None:
+        return "expired" if key.expires_ms <= at_ms else f"expires {_day(key.expires_ms)}"
+    return "active"
+
+
+def now_ms() -> int:
+    """Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def _day(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d")
+
+
+def _revealed(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
