@@ -1,0 +1,192 @@
+"""Processes, model cards and API keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headrace_contracts.codes import FinishReason
+from headrace_contracts.pb.queue_pb2 import Frame, ModelCard
+from headrace_transport.interface import FIRST_FRAME, ApiKey, EngineInfo
+from support.wires import (
+    GATEWAY,
+    LEASE_MS,
+    MODEL,
+    SHORT_MS,
+    Wires,
+    claim,
+    finish,
+    frame,
+    mark,
+    record,
+)
+
+INFO = EngineInfo(
+    process="e-1.boot",
+    model=MODEL,
+    state="ready",
+    running=2,
+    waiting=1,
+    free_blocks=30,
+    total_blocks=64,
+)
+KEY = ApiKey(
+    public_id="hrk_1",
+    digest=bytes(range(32)),
+    name="laptop; \u00e9",
+    tenant="acme",
+    scopes=frozenset({"inference", "admin"}),
+    models=frozenset({MODEL}),
+    created_ms=1_800_000_000_000,
+    expires_ms=None,
+    revoked_ms=None,
+    band=1,
+)
+
+
+async def test_engines_are_listed_while_they_beat(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    assert await gateway.engines(MODEL) == []
+    await engine.beat_engine(INFO, ttl_ms=SHORT_MS)
+    other = replace(INFO, process="e-2", state="loading")
+    await engine.beat_engine(other, ttl_ms=LEASE_MS)
+    assert {info.process: info for info in await gateway.engines(MODEL)} == {
+        "e-1.boot": INFO,
+        "e-2": other,
+    }
+    await wires.pass_ms(2 * SHORT_MS)
+    assert await gateway.engines(MODEL) == [other]
+    await engine.leave_engine(other)
+    assert await gateway.engines(MODEL) == []
+
+
+async def test_beat_tells_what_changed(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    await engine.beat_engine(INFO, ttl_ms=LEASE_MS)
+    later = replace(INFO, state="draining", running=0, free_blocks=64)
+    await engine.beat_engine(later, ttl_ms=LEASE_MS)
+    assert await gateway.engines(MODEL) == [later]
+    assert await gateway.engines("another-model") == []
+
+
+async def test_cards_outlive_their_engines(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    assert await gateway.cards() == []
+    assert await gateway.card(MODEL) is None
+    cards = [
+        ModelCard(version=1, model=name, context_tokens=64, files={"tokenizer.json": "sha256:0"})
+        for name in ("b/second", "a-first")
+    ]
+    for card in cards:
+        await engine.put_card(card)
+    assert await gateway.card("b/second") == cards[0]
+    assert await engine.card("a-first") == cards[1]
+    assert await gateway.cards() == [cards[1], cards[0]]
+    await engine.leave_engine(INFO)
+    assert len(await gateway.cards()) == 2
+
+
+async def test_blob_is_found_by_its_checksum(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    data = bytes(range(256)) * 1000
+    digest = await engine.put_blob(data)
+    assert len(digest) == 64
+    assert await engine.put_blob(data) == digest
+    assert await gateway.blob(digest) == data
+    assert await gateway.blob("0" * 64) is None
+
+
+async def test_api_key_is_kept_as_it_was_put(wires: Wires) -> None:
+    gateway = await wires.gateway()
+    assert await gateway.api_key("hrk_1") is None
+    limited = replace(KEY, public_id="hrk_0", expires_ms=5, max_concurrency=3, models=frozenset())
+    await gateway.put_api_key(KEY)
+    await gateway.put_api_key(limited)
+    assert await gateway.api_key("hrk_1") == KEY
+    assert await gateway.api_keys() == [limited, KEY]
+    # what is put again replaces, also what it no longer has
+    await gateway.put_api_key(replace(limited, expires_ms=None))
+    assert await gateway.api_key("hrk_0") == replace(limited, expires_ms=None)
+
+
+async def test_revoked_key_says_since_when(wires: Wires) -> None:
+    gateway = await wires.gateway()
+    await gateway.put_api_key(KEY)
+    assert await gateway.revoke_api_key("hrk_1", at_ms=77)
+    assert await gateway.api_key("hrk_1") == replace(KEY, revoked_ms=77)
+    assert not await gateway.revoke_api_key("unknown", at_ms=77)
+    assert await gateway.api_key("unknown") is None
+
+
+async def test_requests_of_a_dead_gateway_are_cancelled(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    await gateway.beat_gateway("gw-dead", ttl_ms=SHORT_MS)
+    await gateway.beat_gateway(GATEWAY, ttl_ms=LEASE_MS)
+    await gateway.submit(record("runs"), max_queued=9)
+    await gateway.submit(record("runs-dead", gateway="gw-dead"), max_queued=9)
+    await claim(engine)
+    await gateway.submit(record("waits"), max_queued=9)
+    await gateway.submit(record("waits-dead", gateway="gw-dead"), max_queued=9)
+    await engine.publish({"gw-dead": frame([1])})
+    await engine.reap(MODEL)
+    assert await engine.cancels(MODEL, ["runs-dead"]) == {}
+
+    # a submit is a sign of life, so the gateway is dead when it says so itself or was silent
+    await gateway.leave_gateway("gw-dead")
+    await engine.reap(MODEL)
+    await engine.reap(MODEL)
+
+    assert await engine.cancels(MODEL, ["runs", "runs-dead"]) == {"runs-dead": [mark()]}
+    state = await gateway.request_state("waits-dead")
+    assert state is not None
+    assert (state.status, state.finish) == ("finished", FinishReason.CANCELLED)
+    assert await gateway.queue_depth(MODEL) == 1
+    assert await engine.publish({"gw-dead": frame([2])}) == {}
+    assert await gateway.read_out("gw-dead", FIRST_FRAME, block_ms=1) == []
+    assert await finish(engine, "runs-dead")
+    await engine.reap(MODEL)
+    state = await gateway.request_state("runs")
+    assert state is not None
+    assert state.status == "running"
+
+
+async def test_silent_gateway_is_reaped_and_may_come_back(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    await gateway.beat_gateway("gw-slow", ttl_ms=SHORT_MS)
+    await engine.publish({"gw-slow": frame([1])})
+    await wires.pass_ms(2 * SHORT_MS)
+    # late but not reaped: nothing is lost yet
+    assert set(await engine.publish({"gw-slow": frame([2])})) == {"gw-slow"}
+    await engine.reap(MODEL)
+    assert await engine.publish({"gw-slow": frame([3])}) == {}
+    await gateway.beat_gateway("gw-slow", ttl_ms=LEASE_MS)
+    await engine.publish({"gw-slow": frame([4])})
+    (read,) = await gateway.read_out("gw-slow", FIRST_FRAME, block_ms=1000)
+    assert read.item == frame([4])
+
+
+async def test_reaper_ends_what_expired_in_the_queue(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    await gateway.submit(record("probe"), max_queued=9)
+    state = await gateway.request_state("probe")
+    assert state is not None
+    await gateway.submit(record("late", deadline_ms=state.created_ms + 40), max_queued=9)
+    await wires.pass_ms(100)
+    await engine.reap(MODEL)
+    state = await gateway.request_state("late")
+    assert state is not None
+    assert (state.status, state.finish) == ("finished", FinishReason.DEADLINE)
+    (terminal,) = await gateway.read_out(GATEWAY, FIRST_FRAME, block_ms=1000)
+    assert isinstance(terminal.item, Frame)
+    assert terminal.item.finishes[0].reason == FinishReason.DEADLINE
+    assert set(await claim(engine)) == {"probe"}
+
+
+async def test_control_stream_of_a_dead_engine_goes(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    await engine.beat_engine(replace(INFO, process="e-1"), ttl_ms=SHORT_MS)
+    await gateway.submit(record("r1"), max_queued=9)
+    await claim(engine)
+    await gateway.cancel(MODEL, "r1", mark())
+    await wires.pass_ms(2 * SHORT_MS)
+    await engine.reap(MODEL)
+    assert await engine.read_control("e-1", "0-0", block_ms=1) == []
