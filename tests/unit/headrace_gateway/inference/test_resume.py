@@ -1,0 +1,191 @@
+"""Streams that are taken up again, at the same gateway or at another."""
+
+from __future__ import annotations
+
+import pytest
+from headrace_contracts.codes import FinishReason
+from headrace_gateway.errors import Conflict, InvalidRequest, RequestNotFound
+from headrace_gateway.inference.calls import SamplingCall
+from headrace_gateway.inference.resume import EdgeNote, parse_cursor, place, record_ids
+from support.wire import CALLER, Gateway, Stack, call, done, eventually, finishes, read, texts
+
+LENGTH = FinishReason.LENGTH
+
+
+async def test_a_reader_that_comes_back_in_its_grace_goes_on_where_it_was() -> None:
+    stack = Stack()
+    gateway = stack.gateway(resume_grace_s=30)
+    async with gateway.running() as service:
+        await stack.engine.appear()
+        running = await service.start(call("x"))
+        [claimed] = await stack.engine.claim()
+        await stack.engine.say(claimed, "abc")
+        await read(running, until=1)
+        cursor = running.cursor
+        await running.aclose()
+        await stack.engine.say(claimed, "def", finish=LENGTH)
+        again = await service.resume("cmpl-1", cursor, CALLER)
+        events = await read(again)
+        await again.aclose()
+    assert cursor == "3"
+    assert texts(events) == {0: "def"}
+    assert done(events).usage.completion_tokens == 6
+    assert gateway.value("headrace_gateway_resumes_total", source="here") == 1
+
+
+async def test_grace_that_runs_out_cancels() -> None:
+    stack = Stack()
+    async with stack.gateway(resume_grace_s=0.1).running() as service:
+        await stack.engine.appear()
+        running = await service.start(call("x"))
+        [claimed] = await stack.engine.claim()
+        await running.aclose()
+        assert not await stack.engine.marks(claimed)
+        assert (await stack.engine.await_mark(claimed)).reason == FinishReason.CANCELLED
+
+
+async def test_another_gateway_goes_on_from_log_and_engine_with_the_same_stop_strings() -> None:
+    stack = Stack()
+    first, second = stack.gateway(resume_grace_s=30), stack.gateway("gateway-b")
+    async with first.running() as here, second.running() as there:
+        await stack.engine.appear()
+        sampling = SamplingCall(n=2, max_tokens=20, stop=("END",))
+        running = await here.start(call("x", sampling=sampling))
+        [claimed] = await stack.engine.claim()
+        await stack.engine.say(claimed, "abc", choice=0)
+        await stack.engine.say(claimed, "xyz", choice=1)
+        await read(running, until=2)
+        cursor = running.cursor
+        await running.aclose()
+        await stack.engine.say(claimed, "de", choice=0, log=False)
+        again = await there.resume("cmpl-1", cursor, CALLER)
+        await stack.engine.obey_attach(claimed)
+        await stack.engine.say(claimed, "fEND!", choice=0)
+        await stack.engine.say(claimed, "", choice=1, finish=LENGTH)
+        events = await read(again)
+        mark = await stack.engine.await_mark(claimed)
+        await again.aclose()
+    assert cursor == "3,3"
+    assert texts(events) == {0: "def", 1: ""}
+    assert finishes(events) == {0: FinishReason.STOP, 1: LENGTH}
+    assert (mark.reason, mark.choice, mark.at) == (FinishReason.STOP, 0, 9)
+    assert second.value("headrace_gateway_resumes_total", source="engine") == 1
+
+
+async def test_the_gateway_that_lost_a_stream_to_another_does_not_cancel_it() -> None:
+    stack = Stack()
+    first, second = stack.gateway(resume_grace_s=0.3), stack.gateway("gateway-b")
+    async with first.running() as here, second.running() as there:
+        await stack.engine.appear()
+        running = await here.start(call("x"))
+        [claimed] = await stack.engine.claim()
+        await stack.engine.say(claimed, "a")
+        await running.aclose()
+        again = await there.resume("cmpl-1", "", CALLER)
+        await stack.engine.obey_attach(claimed)
+        await eventually(lambda: closed(first))
+        assert not await stack.engine.marks(claimed)
+        await stack.engine.say(claimed, "b", finish=LENGTH)
+        assert texts(await read(again)) == {0: "ab"}
+        await again.aclose()
+
+
+async def test_a_reader_whose_stream_went_to_another_gateway_is_told() -> None:
+    stack = Stack()
+    first, second = stack.gateway(), stack.gateway("gateway-b")
+    async with first.running() as here, second.running() as there:
+        await stack.engine.appear()
+        running = await here.start(call("x"))
+        [claimed] = await stack.engine.claim()
+        await stack.engine.say(claimed, "a")
+        await read(running, until=1)
+        again = await there.resume("cmpl-1", "1", CALLER)
+        await stack.engine.obey_attach(claimed)
+        with pytest.raises(Conflict):
+            await read(running)
+        await running.aclose()
+        await stack.engine.say(claimed, "b", finish=LENGTH)
+        assert texts(await read(again)) == {0: "b"}
+        await again.aclose()
+
+
+async def test_a_queued_request_taken_up_elsewhere_is_delivered_there() -> None:
+    stack = Stack()
+    first, second = stack.gateway(resume_grace_s=30), stack.gateway("gateway-b")
+    async with first.running() as here, second.running() as there:
+        await stack.engine.appear()
+        running = await here.start(call("x"))
+        await running.aclose()
+        again = await there.resume("cmpl-1", "", CALLER)
+        [claimed] = await stack.engine.claim()
+        await stack.engine.say(claimed, "ab")
+        await stack.engine.obey_attach(claimed)
+        await stack.engine.say(claimed, "c", finish=LENGTH)
+        assert texts(await read(again)) == {0: "abc"}
+        await again.aclose()
+
+
+async def test_a_finished_request_is_replayed_from_its_log_at_any_gateway() -> None:
+    stack = Stack()
+    second = stack.gateway("gateway-b")
+    async with stack.gateway().running() as here, second.running() as there:
+        await stack.engine.appear()
+        running = await here.start(call("x", "y", sampling=SamplingCall(max_tokens=9)))
+        for claimed in await stack.engine.claim(2):
+            await stack.engine.say(claimed, "abc", log=False, finish=LENGTH)
+            assert await stack.engine.end(claimed, {0: LENGTH}, since=[0])
+        assert texts(await read(running)) == {0: "abc", 1: "abc"}
+        await running.aclose()
+        again = await there.resume("cmpl-1", "1,3", CALLER)
+        events = await read(again)
+        await again.aclose()
+    assert texts(events) == {0: "bc", 1: ""}
+    assert finishes(events) == {0: LENGTH, 1: LENGTH}
+    assert done(events).usage.prompt_tokens == 2
+    assert second.value("headrace_gateway_resumes_total", source="log") == 1
+
+
+async def test_resuming_what_never_was_is_not_found_and_bad_cursors_are_named() -> None:
+    stack = Stack()
+    async with stack.gateway().running() as service:
+        await stack.engine.appear()
+        with pytest.raises(RequestNotFound):
+            await service.resume("cmpl-none", "", CALLER)
+        running = await service.start(call("x"))
+        for wrong in ("a", "-1", "1,2", "1.5", "9" * 12):
+            with pytest.raises(InvalidRequest) as caught:
+                await service.resume("cmpl-1", wrong, CALLER)
+            assert caught.value.param == "after"
+        await running.aclose()
+
+
+def test_a_cursor_is_one_number_for_all_choices_or_one_for_each() -> None:
+    assert [place(parse_cursor(""))(i) for i in range(2)] == [0, 0]
+    assert [place(parse_cursor("12"))(i) for i in range(2)] == [12, 12]
+    assert [place(parse_cursor("12,9"))(i) for i in range(3)] == [12, 9, 0]
+
+
+def test_an_edge_note_survives_its_journey_and_a_strange_one_is_no_note() -> None:
+    note = EdgeNote(
+        kind="chat",
+        prompts=3,
+        stop=("a", "b"),
+        stop_token_ids=(7,),
+        min_tokens=2,
+        include_stop=False,
+        logprobs=None,
+    )
+    assert EdgeNote.decode(note.encode()) == note
+    assert note.hidden == {7}
+    for strange in (b"", b"{}", b"[]", b'{"version": 99}', b'{"version": 1, "kind": "chat"}'):
+        assert EdgeNote.decode(strange) is None
+
+
+def test_records_of_one_prompt_carry_the_calls_id_and_those_of_several_a_number() -> None:
+    assert record_ids("cmpl-1", 1) == ["cmpl-1"]
+    assert record_ids("cmpl-1", 2) == ["cmpl-1.0", "cmpl-1.1"]
+
+
+async def closed(gateway: Gateway) -> bool:
+    """Whether the gateway has no open call left."""
+    return gateway.value("headrace_gateway_requests_open") == 0
