@@ -50,6 +50,7 @@ class Work:
     marks: dict[int | None, CancelMark] = field(default_factory=dict[int | None, CancelMark])
     """By choice; None is the request's own."""
     last_owner: str | None = None
+    """Who finished it."""
     finish: FinishReason | None = None
     usage: Usage | None = None
     finished_ms: int = 0
@@ -279,7 +280,7 @@ class ModelWork:
             self._orphan(work)
 
     def _orphan(self, work: Work) -> None:
-        work.status, work.owner = "queued", None
+        work.status, work.owner, work.last_owner = "queued", None, None
         suspect = SUSPECT_CRASHES <= work.crashes < MAX_CRASHES
         (self._suspects if suspect else self._orphans).append(work.record.id)
 
