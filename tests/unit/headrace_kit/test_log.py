@@ -17,9 +17,9 @@ from pydantic import SecretStr
 @pytest.fixture(autouse=True)
 def _restored() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
     root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    handlers, level, before = list(root.handlers), root.level, structlog.get_config()
     yield
-    structlog.reset_defaults()
+    structlog.configure(**before)
     root.handlers[:] = handlers
     root.setLevel(level)
 
