@@ -89,7 +89,7 @@ class TokenExactExecutor:
         self._slots: dict[int, SlotStart] = {}
         self._last: dict[int, int] = {}
         self.fail_rows: set[tuple[int, int]] = set()
-        """(pass, row) of rows whose output is to be reported as not finite."""
+        """(pass, row) of rows whose output is to be reported as not finite; they write rubbish."""
         self.broken_pass: int | None = None
         """Pass whose batch raises."""
         self.batches: list[BatchData] = []
@@ -108,6 +108,9 @@ class TokenExactExecutor:
         blocks = limits.region_bytes // self._bytes
         # Memory that was never written holds what no computation gives.
         self.region: NDArray[np.int64] = np.full((blocks, self._size), -1, np.int64)
+        self._table = np.full(
+            (limits.slots, -(-limits.sequence_tokens // self._size)), -1, np.int64
+        )
 
     def submit(self, batch: BatchData) -> None:
         if batch.pass_id == self.broken_pass:
@@ -119,6 +122,8 @@ class TokenExactExecutor:
         for start in batch.starts:
             self._slots[start.slot] = start
             self._last.pop(start.slot, None)
+            self._table[start.slot] = -1
+        self._table[batch.table_slots, batch.table_indices] = batch.table_offsets
         tokens = np.zeros(batch.generating, np.int32)
         failed = np.zeros(batch.generating, np.bool_)
         # As a device would: nothing of one row depends on another row of the same batch.
@@ -146,12 +151,18 @@ class TokenExactExecutor:
     def _run(self, batch: BatchData, row: int) -> int:
         begin, length = int(batch.begins[row]), int(batch.lengths[row])
         at = int(batch.token_offsets[row])
-        blocks = batch.blocks[batch.block_offsets[row] : batch.block_offsets[row + 1]]
+        count = -(-(begin + length) // self._size)
+        blocks = self._table[batch.slots[row], :count]
+        assert (blocks >= 0).all(), "the block table has a hole"
+        flat = batch.blocks[batch.block_offsets[row] : batch.block_offsets[row + 1]]
+        assert (blocks == flat).all(), "table and list differ"
         places = (blocks // self._bytes).tolist()
         total = 0
         for position in range(begin):
             total += int(self.region[places[position // self._size], position % self._size])
         total &= _MASK
+        fails = row < batch.generating and (batch.pass_id, row) in self.fail_rows
+        poison = 1 if fails else 0
         for i in range(length):
             position = begin + i
             token = (
@@ -159,7 +170,7 @@ class TokenExactExecutor:
                 if batch.autoregressive[row]
                 else int(batch.tokens[at + i])
             )
-            content = mix(token, position, total)
+            content = mix(token, position, total) + poison
             place = (places[position // self._size], position % self._size)
             if position >= int(batch.store_from[row]):
                 self.region[place] = content

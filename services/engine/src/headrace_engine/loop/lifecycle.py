@@ -78,10 +78,11 @@ class Lifecycle:
     ) -> None:
         """Makes the sequences of checked requests; they begin to wait."""
         for request in requests:
-            self._by_handle[request.handle] = []
-            for choice in range(request.n):
-                if choice not in request.finished:
-                    self._accept_choice(request, choice, pushed_s.get(request.handle, now_s), now_s)
+            open_choices = [c for c in range(request.n) if c not in request.finished]
+            if open_choices:
+                self._by_handle[request.handle] = []
+            for choice in open_choices:
+                self._accept_choice(request, choice, pushed_s.get(request.handle, now_s), now_s)
 
     def _accept_choice(self, request: Request, choice: int, pushed_s: float, now_s: float) -> None:
         sequence = self._make(request, choice, pushed_s)

@@ -52,6 +52,9 @@ def setup_batch(
         blocks=blocks,
         block_offsets=block_offsets,
         store_from=store_from,
+        table_slots=np.array(plan.table.slots, np.int32),
+        table_indices=np.array(plan.table.indices, np.int32),
+        table_offsets=np.array(plan.table.offsets, np.int64),
         starts=[slot_start(chunk) for chunk in plan.chunks if chunk.starts],
     )
 

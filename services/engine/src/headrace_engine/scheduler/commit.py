@@ -41,6 +41,21 @@ class Chunk:
 
 
 @dataclass(slots=True)
+class TableChanges:
+    """New entries of block tables: (slot, block index, byte offset), as three columns."""
+
+    slots: list[int] = field(default_factory=list[int])
+    indices: list[int] = field(default_factory=list[int])
+    offsets: list[int] = field(default_factory=list[int])
+
+    def add(self, slot: int, first: int, addresses: list[int]) -> None:
+        """``addresses`` stand from block ``first`` on."""
+        self.slots += [slot] * len(addresses)
+        self.indices += range(first, first + len(addresses))
+        self.offsets += addresses
+
+
+@dataclass(slots=True)
 class PassPlan:
     """What one pass runs. Empty: nothing can run now."""
 
@@ -49,6 +64,7 @@ class PassPlan:
     """Slots that decode one token."""
     chunks: list[Chunk] = field(default_factory=list[Chunk])
     """Those that sample a token first."""
+    table: TableChanges = field(default_factory=TableChanges)
 
     @property
     def empty(self) -> bool:
@@ -72,12 +88,13 @@ def commit_results(
     were paused after their chunk was planned: those are dropped.
     """
     _pause_losers(residents, grants, now_s)
-    decode = _commit_decodes(residents, decode, extended)
+    table = TableChanges()
+    decode = _commit_decodes(residents, decode, extended, table)
     running = [c for c in chunks if c.sequence.number not in grants.paused]
     for chunk in running:
-        _commit_chunk(residents, chunk, now_s)
+        _commit_chunk(residents, chunk, table, now_s)
     running.sort(key=_generates, reverse=True)
-    return PassPlan(pass_id, decode, running)
+    return PassPlan(pass_id, decode, running, table)
 
 
 def _pause_losers(residents: Residents, grants: Grants, now_s: float) -> None:
@@ -91,6 +108,7 @@ def _commit_decodes(
     residents: Residents,
     decode: NDArray[np.int32],
     extended: list[tuple[Sequence, LogicalBlock]],
+    table: TableChanges,
 ) -> NDArray[np.int32]:
     columns = residents.columns
     size = residents.pool.block_tokens
@@ -102,7 +120,9 @@ def _commit_decodes(
         assert block.slot.allocation is not None
         block.valid = True
         block.publisher = sequence.number
-        columns.table[slot, block.offset // size] = block.slot.allocation.addresses[0]
+        address = block.slot.allocation.addresses[0]
+        columns.table[slot, block.offset // size] = address
+        table.add(slot, block.offset // size, [address])
         columns.capacity[slot] = block.end
         columns.flush(slot, sequence)
         holder = residents.holders[sequence.number]
@@ -115,11 +135,13 @@ def _commit_decodes(
     return decode
 
 
-def _commit_chunk(residents: Residents, chunk: Chunk, now_s: float) -> None:
+def _commit_chunk(residents: Residents, chunk: Chunk, table: TableChanges, now_s: float) -> None:
     sequence = chunk.sequence
     holder = residents.holders[sequence.number]
     if chunk.starts:
-        residents.activate(sequence, now_s)
+        addresses = residents.activate(sequence, now_s)
+        assert sequence.slot is not None
+        table.add(sequence.slot, 0, addresses)
         if sequence.first_pass_s is None:
             sequence.first_pass_s = now_s
             sequence.cached_tokens = min(chunk.begin, sequence.prompt_tokens)

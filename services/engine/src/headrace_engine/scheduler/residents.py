@@ -145,8 +145,8 @@ class Residents:
         """Slots that nobody holds."""
         return len(self._free_slots)
 
-    def activate(self, sequence: Sequence, now_s: float) -> None:
-        """It takes a slot and its blocks' addresses go into the table."""
+    def activate(self, sequence: Sequence, now_s: float) -> list[int]:
+        """It takes a slot. Returns the byte offsets of its blocks, which go into the table."""
         self.waiting.remove(sequence)
         self.reasons.leave(sequence.number, now_s)
         slot = self._free_slots.pop()
@@ -165,6 +165,7 @@ class Residents:
         ]
         columns.table[slot, : len(addresses)] = addresses
         columns.capacity[slot] = len(addresses) * self._settings.block_tokens
+        return addresses
 
     def start_decoding(self, sequence: Sequence) -> None:
         """Its whole known context is planned: from now on one token per pass."""

@@ -25,6 +25,14 @@ Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
 
 
+def _no_int32() -> Int32:
+    return np.zeros(0, np.int32)
+
+
+def _no_int64() -> Int64:
+    return np.zeros(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class ResolvedCopy:
     """A copy of whole bytes inside the region, planned by the scheduler."""
@@ -126,6 +134,17 @@ class BatchData:
     """int32[rows + 1]."""
     store_from: Int32
     """int32[rows]: KV of positions below it must not be written (the blocks are shared and valid)."""
+    table_slots: Int32 = field(default_factory=_no_int32)
+    """int32[changes]: slot whose block table changes with this batch, before anything runs.
+
+    The executor keeps ``table[slot, index]``; row i's blocks are the first
+    ``ceil((begins[i] + lengths[i]) / block_tokens)`` of ``table[slots[i]]``. A slot that starts
+    gets all of them, a running one what is new.
+    """
+    table_indices: Int32 = field(default_factory=_no_int32)
+    """int32[changes]: position // block_tokens."""
+    table_offsets: Int64 = field(default_factory=_no_int64)
+    """int64[changes]: byte offset in the region."""
     starts: list[SlotStart] = field(default_factory=list[SlotStart])
     restores: list[ResolvedCopy] = field(default_factory=list[ResolvedCopy])
     """Done before anything else of the batch."""
