@@ -1,4 +1,8 @@
-"""The Lua scripts: read from the package, put together with their prelude, named by SHA-1."""
+"""The Lua scripts: read from the package, put together with their prelude, named by SHA-1.
+
+Their flags let work that was accepted go on and end while the server is out of memory;
+``submit`` alone is refused then, so that memory comes back.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,9 @@ def script(name: str) -> Script:
     folder = files("headrace_transport") / "scripts"
     text = (folder / f"{name}.lua").read_text()
     if _PRELUDE in text:
-        text = (folder / "common.lua").read_text() + text
+        # the first line holds the flags, and must stay the first
+        flags, _, rest = text.partition("\n")
+        text = flags + "\n" + (folder / "common.lua").read_text() + rest
     return Script(name=name, text=text, sha=sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

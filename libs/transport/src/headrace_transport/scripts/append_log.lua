@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Appends to a resume log if the attempt is the engine's and every row continues its choice.
 --
 -- KEYS  1 state of the request  2 its log

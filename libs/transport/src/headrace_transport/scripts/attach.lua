@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Points a running request at another gateway and tells its owner.
 --
 -- prelude common

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Extends the lease of a process.
 --
 -- KEYS  1 its hash  2 the sorted set of its kind

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Ends a request as an error and keeps it in the dead letters.
 --
 -- prelude common

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Marks a request; ends it at once when it is queued, else nudges its owner.
 --
 -- prelude common

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Gives an engine work: what lost its engine first, then bands in order, and in a band the
 -- tenant with the least counter, one entry at a time.
 --

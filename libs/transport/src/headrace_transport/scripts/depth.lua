@@ -1,3 +1,4 @@
+#!lua flags=no-writes,allow-oom
 -- Counts the queued requests whose deadline has not passed.
 --
 -- KEYS  1 queued

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Ends a request that its engine has finished: last log entry, acknowledgement, lease, mark,
 -- state, and the tenant's charge for what was generated. Doing it twice is doing it once.
 --

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Appends entries to the out streams of gateways that are alive.
 --
 -- KEYS  1 hr:gateways  then one out stream an entry

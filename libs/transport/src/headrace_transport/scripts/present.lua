@@ -1,3 +1,4 @@
+#!lua flags=no-writes,allow-oom
 -- Lists the processes whose lease is live.
 --
 -- KEYS  1 sorted set of processes by expiry

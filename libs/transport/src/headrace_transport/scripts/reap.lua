@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Clears what dead processes left, and names the requests whose turn it is to end.
 --
 -- prelude common

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Hands requests back, to be taken before anything that has not begun. No crash is counted.
 --
 -- prelude common

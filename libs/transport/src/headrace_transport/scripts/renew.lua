@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Extends the leases that are still the engine's at that attempt.
 --
 -- prelude common

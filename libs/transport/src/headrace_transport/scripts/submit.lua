@@ -1,3 +1,4 @@
+#!lua
 -- Queues a record once, within the queue's bound and its key's concurrency.
 --
 -- prelude common

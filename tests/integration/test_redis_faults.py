@@ -1,0 +1,285 @@
+"""What the wire does when the server goes, comes back, forgets or refuses to write."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import pytest
+from headrace_transport.connection import (
+    RedisEngineWire,
+    RedisGatewayWire,
+    connect_engine,
+    connect_gateway,
+)
+from headrace_transport.errors import TransportUnavailable
+from headrace_transport.interface import FIRST_FRAME
+from headrace_transport.options import WireOptions
+from support.redis import RedisServer
+from support.wires import (
+    GATEWAY,
+    LEASE_MS,
+    MODEL,
+    SHORT_MS,
+    claim,
+    entry,
+    finish,
+    frame,
+    mark,
+    record,
+)
+
+OPTIONS = WireOptions(op_timeout_s=0.5, connect_timeout_s=0.5)
+
+
+@pytest.fixture
+async def gateway(own_server: RedisServer) -> AsyncGenerator[RedisGatewayWire]:
+    wire = await connect_gateway(own_server.url, options=OPTIONS)
+    yield wire
+    await wire.close()
+
+
+@pytest.fixture
+async def engine(own_server: RedisServer) -> AsyncGenerator[RedisEngineWire]:
+    wire = await connect_engine(own_server.url, options=OPTIONS)
+    yield wire
+    await wire.close()
+
+
+async def eventually(call: Callable[[], Awaitable[object]]) -> None:
+    """Calls until it is not unavailable any more."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await call()
+            except TransportUnavailable:
+                await asyncio.sleep(0.02)
+            else:
+                return
+
+
+async def test_server_that_is_gone_is_unavailable_within_the_deadline(
+    own_server: RedisServer, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    own_server.kill()
+    for call in (
+        gateway.ping(),
+        gateway.submit(record("r1"), max_queued=9),
+        gateway.read_out(GATEWAY, FIRST_FRAME, block_ms=5000),
+        engine.wait_bell(MODEL, timeout_ms=5000),
+        engine.publish({GATEWAY: frame([1])}),
+    ):
+        async with asyncio.timeout(5):
+            with pytest.raises(TransportUnavailable):
+                await call
+
+
+async def test_server_that_does_not_answer_is_unavailable_within_the_deadline(
+    own_server: RedisServer, gateway: RedisGatewayWire
+) -> None:
+    own_server.pause()
+    try:
+        async with asyncio.timeout(5):
+            with pytest.raises(TransportUnavailable):
+                await gateway.ping()
+            with pytest.raises(TransportUnavailable):
+                await gateway.read_out(GATEWAY, FIRST_FRAME, block_ms=10)
+    finally:
+        own_server.resume()
+    # the late answer to the first question is nobody's answer now
+    await eventually(gateway.ping)
+    assert await gateway.queue_depth(MODEL) == 0
+
+
+async def test_restarted_empty_server_is_used_again_with_the_same_wires(
+    own_server: RedisServer, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    await gateway.beat_gateway(GATEWAY, ttl_ms=LEASE_MS)
+    await gateway.submit(record("runs"), max_queued=9)
+    await claim(engine)
+    await gateway.submit(record("waits"), max_queued=9)
+    own_server.restart(empty=True)
+    await eventually(gateway.ping)
+    await eventually(engine.ping)
+
+    renewed = await engine.renew(MODEL, "e-1", {"runs": 1}, lease_ms=LEASE_MS)
+    assert list(renewed.lost) == ["runs"]
+    await gateway.submit(record("runs", attempt=1), max_queued=9, resume=entry([1, 2]))
+    await gateway.submit(record("waits"), max_queued=9)
+    async with asyncio.timeout(5):
+        while not await engine.wait_bell(MODEL, timeout_ms=200):
+            pass
+    taken = await claim(engine)
+    assert set(taken) == {"runs", "waits"}
+    assert taken["runs"].attempt == 2
+    assert list(taken["runs"].delivered[0]) == [1, 2]
+    assert await engine.publish({GATEWAY: frame([3], attempt=2, first=2)})
+    assert await gateway.cancel(MODEL, "waits", mark())
+    assert await finish(engine, "runs", attempt=2)
+
+
+async def test_restarted_server_with_its_file_knows_everything(
+    own_server: RedisServer, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    await gateway.submit(record("runs"), max_queued=9)
+    await claim(engine)
+    await gateway.submit(record("waits"), max_queued=9)
+    own_server.restart(empty=False)
+    await eventually(engine.ping)
+    renewed = await engine.renew(MODEL, "e-1", {"runs": 1}, lease_ms=LEASE_MS)
+    assert not renewed.lost
+    assert set(await claim(engine, "e-2")) == {"waits"}
+    assert await finish(engine, "runs")
+
+
+async def test_blocked_reads_survive_a_restart(
+    own_server: RedisServer, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    got: list[int] = []
+
+    async def read() -> None:
+        after = FIRST_FRAME
+        while not got:
+            try:
+                entries = await gateway.read_out(GATEWAY, after, block_ms=500)
+            except TransportUnavailable:
+                await asyncio.sleep(0.05)
+                continue
+            got.extend(len(entries) for _ in entries)
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        group.create_task(read())
+        await asyncio.sleep(0.05)
+        await asyncio.to_thread(own_server.restart, empty=True)
+        await eventually(lambda: gateway.beat_gateway(GATEWAY, ttl_ms=LEASE_MS))
+        await eventually(lambda: engine.publish({GATEWAY: frame([1])}))
+    assert got
+
+
+async def test_flushed_scripts_are_sent_again(
+    own_server: RedisServer, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    await gateway.submit(record("r1"), max_queued=9)
+    own_server.command("SCRIPT", "FLUSH")
+    await gateway.submit(record("r2"), max_queued=9)
+    own_server.command("SCRIPT", "FLUSH")
+    assert set(await claim(engine)) == {"r1", "r2"}
+    own_server.command("SCRIPT", "FLUSH")
+    logged = await engine.append_logs("e-1", [("r1", 1, entry([1])), ("r2", 1, entry([1]))])
+    assert [each.ours for each in logged] == [True, True]
+
+
+async def test_lost_group_is_made_again_and_nothing_runs_twice(
+    own_server: RedisServer, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    for i in range(4):
+        await gateway.submit(record(f"r{i}"), max_queued=9)
+    assert set(await claim(engine, credit=2)) == {"r0", "r1"}
+    stream = f"hr:{{{MODEL}}}:q:1:acme"
+    assert own_server.command("XGROUP", "DESTROY", stream, "engines") == b":1\r\n"
+
+    assert set(await claim(engine, "e-2")) == {"r2", "r3"}
+
+    assert await claim(engine, "e-2") == {}
+    for name, owner in (("r0", "e-1"), ("r1", "e-1"), ("r2", "e-2"), ("r3", "e-2")):
+        assert await finish(engine, name, name=owner)
+    assert own_server.command("EXISTS", stream) == b":0\r\n"
+
+
+async def test_replica_is_unavailable_until_it_is_promoted(
+    own_server: RedisServer, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    await gateway.submit(record("r1"), max_queued=9)
+    own_server.command("REPLICAOF", "127.0.0.1", "1")
+    for call in (
+        gateway.submit(record("r2"), max_queued=9),
+        gateway.cancel(MODEL, "r1", mark()),
+        engine.claim(MODEL, "e-1", credit=1, lease_ms=LEASE_MS),
+        engine.wait_bell(MODEL, timeout_ms=50),
+    ):
+        with pytest.raises(TransportUnavailable):
+            await call
+    own_server.command("REPLICAOF", "NO", "ONE")
+    await gateway.submit(record("r2"), max_queued=9)
+    assert set(await claim(engine)) == {"r1", "r2"}
+
+
+async def test_full_server_takes_no_new_work_and_lets_what_runs_end(
+    own_server: RedisServer, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    for i in range(3):
+        await gateway.submit(record(f"r{i}"), max_queued=9)
+    await claim(engine, credit=1)
+    own_server.command("CONFIG", "SET", "maxmemory", "1")
+
+    with pytest.raises(TransportUnavailable, match=r"(?i)memory"):
+        await gateway.submit(record("r3"), max_queued=9)
+
+    assert await gateway.queue_depth(MODEL) == 2
+    assert await gateway.cancel(MODEL, "r2", mark())
+    assert set(await claim(engine)) == {"r1"}
+    assert await engine.publish({GATEWAY: frame([1])})
+    assert (await engine.append_log("e-1", "r0", 1, entry([1]))).ours
+    assert not (await engine.renew(MODEL, "e-1", {"r0": 1, "r1": 1}, lease_ms=LEASE_MS)).lost
+    assert await finish(engine, "r0")
+    own_server.command("CONFIG", "SET", "maxmemory", "0")
+    await gateway.submit(record("r3"), max_queued=9)
+    assert set(await claim(engine)) == {"r3"}
+
+
+async def test_closed_wire_is_unavailable(gateway: RedisGatewayWire) -> None:
+    await gateway.close()
+    with pytest.raises(TransportUnavailable):
+        await gateway.ping()
+    with pytest.raises(TransportUnavailable):
+        await gateway.read_out(GATEWAY, FIRST_FRAME, block_ms=1)
+
+
+async def test_cancelled_call_leaves_no_answer_for_the_next(
+    own_server: RedisServer, gateway: RedisGatewayWire
+) -> None:
+    await gateway.submit(record("r1"), max_queued=9)
+    for _ in range(20):
+        call = asyncio.ensure_future(gateway.request_state("r1"))
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        assert await gateway.queue_depth(MODEL) == 1
+
+
+async def test_busy_wire_refuses_rather_than_waits_for_ever(own_server: RedisServer) -> None:
+    options = WireOptions(op_timeout_s=0.3, max_connections=2)
+    wire = await connect_gateway(own_server.url, options=options)
+    own_server.pause()
+    try:
+        started = time.monotonic()
+        results = await asyncio.gather(*(wire.ping() for _ in range(6)), return_exceptions=True)
+        # three waves would be 0.9 s; nobody waits for more than a place and an answer
+        assert time.monotonic() - started < 5
+        assert all(isinstance(each, TransportUnavailable) for each in results)
+    finally:
+        own_server.resume()
+        await wire.close()
+
+
+async def test_engine_that_was_stopped_for_long_changes_nothing_when_it_wakes(
+    own_server: RedisServer, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    await gateway.submit(record("r1"), max_queued=9)
+    await claim(engine, lease_ms=SHORT_MS)
+    await engine.publish({GATEWAY: frame([1, 2])})
+    await asyncio.sleep(2 * SHORT_MS / 1000)
+    successor = await connect_engine(own_server.url, options=OPTIONS)
+    taken = await claim(successor, "e-2")
+    assert list(taken["r1"].delivered[0]) == [1, 2]
+    assert await finish(successor, "r1", name="e-2", attempt=2, last=entry([3], first=2))
+    before = own_server.command("DEBUG", "DIGEST")
+
+    assert not (await engine.append_log("e-1", "r1", 1, entry([9], first=2))).ours
+    assert not await finish(engine, "r1", last=entry([9], first=2), generated=99)
+    assert list((await engine.renew(MODEL, "e-1", {"r1": 1}, lease_ms=LEASE_MS)).lost) == ["r1"]
+    await engine.release(MODEL, "e-1", {"r1": 1})
+
+    assert own_server.command("DEBUG", "DIGEST") == before
+    await successor.close()
