@@ -1,47 +1,47 @@
-"""The served stack: one for the whole run, and others made to measure."""
+"""One served stack for all end-to-end tests: two gateways, one engine, the default model."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from support import smollm2
 from support.api import Api
-from support.stack import Stack, StartStack, start_stack
+from support.served import ServedStack, StartStack, served_stack
 
 ORIGIN = "https://ui.example"
+"""An origin whose pages may call the session's stack."""
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
-    """The default model in float32 behind one gateway, as ``headrace serve`` starts it."""
-    pytest.importorskip("torch")
-    folder = tmp_path_factory.mktemp("stack")
-    running = start_stack(
-        folder / "state", "--quiet", env={"HEADRACE_GATEWAY_CORS_ORIGINS": ORIGIN}
-    )
-    yield running
-    assert running.stop() == 0, running.output()
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[ServedStack]:
+    """``headrace serve`` on free ports, in float32."""
+    smollm2.model_path()
+    with served_stack(
+        tmp_path_factory.mktemp("stack"),
+        ["--gateways=2"],
+        {"HEADRACE_GATEWAY_CORS_ORIGINS": ORIGIN},
+    ) as served:
+        yield served
 
 
 @pytest.fixture
-def api(stack: Stack) -> Generator[Api]:
-    """The stack's own key at its first gateway."""
-    client = Api(stack)
-    yield client
-    client.client.close()
+def api(stack: ServedStack) -> Generator[Api]:
+    """The session's stack, through its first gateway, with its own key."""
+    with Api(stack) as made:
+        yield made
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Generator[StartStack]:
-    """Starts stacks with arguments and environment of the test's own; ends them after it."""
-    running: list[Stack] = []
+    """Starts stacks with a test's own arguments and environment, and ends them after it."""
+    with ExitStack() as running:
 
-    def begin(*args: str, env: Mapping[str, str] | None = None) -> Stack:
-        made = start_stack(tmp_path / f"state-{len(running)}", "--quiet", *args, env=env)
-        running.append(made)
-        return made
+        def begin(*arguments: str, environ: Mapping[str, str] | None = None) -> ServedStack:
+            folder = tmp_path / f"stack-{len(list(tmp_path.iterdir()))}"
+            folder.mkdir()
+            return running.enter_context(served_stack(folder, arguments, environ))
 
-    yield begin
-    for made in running:
-        made.stop()
+        yield begin

@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from support.api import Api, check_error
-from support.stack import Stack
+from support.figures import engine_metrics
+from support.served import ServedStack
 
 ORIGIN = "https://ui.example"
 PREFLIGHT = {
@@ -18,7 +19,7 @@ PREFLIGHT = {
 }
 
 
-def spoken(stack: Stack, request: bytes) -> tuple[int, bytes]:
+def spoken(stack: ServedStack, request: bytes) -> tuple[int, bytes]:
     """Status and body of one request written byte by byte."""
     place = urlsplit(stack.url)
     with socket.create_connection((place.hostname or "", place.port or 0), timeout=10) as line:
@@ -43,20 +44,22 @@ def _whole(raw: bytes) -> bool:
     return bool(lengths) and len(body) >= lengths[0]
 
 
-def anonymous(stack: Stack) -> httpx.Client:
+def anonymous(stack: ServedStack) -> httpx.Client:
     return httpx.Client(base_url=stack.url, trust_env=False, timeout=10)
 
 
 @pytest.mark.case("BR-24")
-def test_a_preflight_passes_without_a_key_and_errors_can_be_read(api: Api, stack: Stack) -> None:
+def test_a_preflight_passes_without_a_key_and_errors_can_be_read(
+    api: Api, stack: ServedStack
+) -> None:
     with anonymous(stack) as client:
-        before = stack.engine_metrics()["headrace_engine_requests_claimed_total"]
+        before = engine_metrics(stack)["headrace_engine_requests_claimed_total"]
         flight = client.options("/v1/chat/completions", headers={"origin": ORIGIN, **PREFLIGHT})
         refused = client.get("/v1/models", headers={"origin": ORIGIN})
         evil = {"origin": "https://evil.example"}
         stopped = client.options("/v1/chat/completions", headers={**evil, **PREFLIGHT})
         plain = client.options("/v1/chat/completions")
-        after = stack.engine_metrics()["headrace_engine_requests_claimed_total"]
+        after = engine_metrics(stack)["headrace_engine_requests_claimed_total"]
     answered = api.client.get("/v1/models", headers={"origin": ORIGIN})
     assert flight.status_code in {200, 204}
     for name in ("origin", "methods", "headers"):
@@ -72,7 +75,7 @@ def test_a_preflight_passes_without_a_key_and_errors_can_be_read(api: Api, stack
 
 
 @pytest.mark.case("BR-25")
-def test_keys_of_any_bytes_are_refused_and_leave_no_trace(stack: Stack) -> None:
+def test_keys_of_any_bytes_are_refused_and_leave_no_trace(stack: ServedStack) -> None:
     key = stack.key.encode()
     wrong = [
         b"Bearer caf\xe9",
@@ -95,13 +98,13 @@ def test_keys_of_any_bytes_are_refused_and_leave_no_trace(stack: Stack) -> None:
         assert key[:-1] not in body
     huge = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + b"k" * 65536
     assert spoken(stack, huge + b"\r\n\r\n")[0] in {401, 431}
-    logs = "".join(path.read_text() for path in (stack.folder / "logs").glob("*.log"))
+    logs = "".join(path.read_text() for path in (stack.state_dir / "logs").glob("*.log"))
     assert stack.key[:-1] not in logs
     assert "kkkk" not in logs
 
 
 @pytest.mark.case("BR-26")
-def test_only_the_list_answers_without_a_key(api: Api, stack: Stack) -> None:
+def test_only_the_list_answers_without_a_key(api: Api, stack: ServedStack) -> None:
     document = api.client.get("/openapi.json").json()
     routes = [path.replace("{request_id}", "cmpl-1") for path in document["paths"]]
     assert len(routes) > 8
@@ -129,6 +132,6 @@ def test_only_the_list_answers_without_a_key(api: Api, stack: Stack) -> None:
         "/health/live/../../v1/models",
     ],
 )
-def test_no_spelling_of_a_path_reaches_a_handler(stack: Stack, path: str) -> None:
+def test_no_spelling_of_a_path_reaches_a_handler(stack: ServedStack, path: str) -> None:
     status, _ = spoken(stack, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
     assert status == 401

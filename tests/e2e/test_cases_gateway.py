@@ -12,8 +12,9 @@ import httpx
 import pytest
 from openai import OpenAI
 from support.api import Api, Body, check_error, told
+from support.figures import engine_metrics, gateway_metrics, process_id
 from support.idle import check_idle
-from support.stack import Stack, StartStack
+from support.served import ServedStack, StartStack
 
 STORY: Body = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 40}
 LIST: Body = {"prompt": "1, 2, 3, 4, 5,", "temperature": 0, "max_tokens": 40}
@@ -25,7 +26,7 @@ def headers(api: Api, label: str) -> dict[str, str]:
 
 
 @pytest.mark.case("BR-19")
-def test_two_requests_with_one_label_stay_apart(api: Api, stack: Stack) -> None:
+def test_two_requests_with_one_label_stay_apart(api: Api, stack: ServedStack) -> None:
     alone = [api.text(body) for body in (STORY, LIST)]
 
     def ask(body: Body) -> str:
@@ -42,7 +43,7 @@ def test_two_requests_with_one_label_stay_apart(api: Api, stack: Stack) -> None:
 
 
 @pytest.mark.case("BR-19")
-def test_a_cancel_hits_only_its_own_request(api: Api, stack: Stack) -> None:
+def test_a_cancel_hits_only_its_own_request(api: Api, stack: ServedStack) -> None:
     alone = api.text(STORY)
     with ThreadPoolExecutor(1) as thread:
         beside = thread.submit(api.text, STORY)
@@ -75,11 +76,11 @@ def test_odd_labels_are_replaced(api: Api, label: str) -> None:
 
 
 @pytest.fixture
-def small(start: StartStack) -> Stack:
+def small(start: StartStack) -> ServedStack:
     """An echo engine that runs one request at a time behind a queue of four."""
     return start(
-        *("--executor", "echo"),
-        env={
+        "--executor=echo",
+        environ={
             "HEADRACE_GATEWAY_MAX_QUEUED": "4",
             "HEADRACE_ENGINE_MAX_BATCH": "1",
             "HEADRACE_ENGINE_MAX_WAITING": "1",
@@ -93,7 +94,7 @@ LONG: Body = {"prompt": "again and again and again", "max_tokens": 50}
 
 @pytest.mark.slow
 @pytest.mark.case("BR-30")
-def test_a_full_queue_says_when_to_come_back(small: Stack) -> None:
+def test_a_full_queue_says_when_to_come_back(small: ServedStack) -> None:
     api = Api(small)
 
     def ask(number: int) -> httpx.Response:
@@ -112,16 +113,14 @@ def test_a_full_queue_says_when_to_come_back(small: Stack) -> None:
     for answer in admitted:
         if answer.headers["content-type"].startswith("text/event-stream"):
             assert told(answer.content).dones == 1
-    rejected = small.gateway_metrics()[
-        'headrace_gateway_requests_rejected_total{code="queue_full"}'
-    ]
+    rejected = gateway_metrics(small)['headrace_gateway_requests_rejected_total{code="queue_full"}']
     assert rejected == len(refused)
     check_idle(small)
 
 
 @pytest.mark.slow
 @pytest.mark.case("BR-30")
-def test_clients_that_back_off_all_succeed_in_the_end(small: Stack) -> None:
+def test_clients_that_back_off_all_succeed_in_the_end(small: ServedStack) -> None:
     with OpenAI(base_url=f"{small.url}/v1", api_key=small.key, max_retries=8) as client:
 
         def ask(_: int) -> str:
@@ -139,7 +138,7 @@ def test_clients_that_back_off_all_succeed_in_the_end(small: Stack) -> None:
 @pytest.mark.slow
 @pytest.mark.case("BR-30")
 @pytest.mark.case("BR-19")
-def test_cancelling_a_queued_request_frees_its_place(small: Stack) -> None:
+def test_cancelling_a_queued_request_frees_its_place(small: ServedStack) -> None:
     api = Api(small)
     body = {"model": small.model, **LONG, "max_tokens": 400, "stream": True}
 
@@ -166,8 +165,8 @@ def test_cancelling_a_queued_request_frees_its_place(small: Stack) -> None:
 @pytest.mark.case("BR-31")
 def test_a_stopping_gateway_lets_streams_end(start: StartStack) -> None:
     running = start(
-        *("--executor", "echo"),
-        env={"HEADRACE_ENGINE_ECHO_STEP_MS": "20", "HEADRACE_GATEWAY_DRAIN_S": "20"},
+        "--executor=echo",
+        environ={"HEADRACE_ENGINE_ECHO_STEP_MS": "20", "HEADRACE_GATEWAY_DRAIN_S": "20"},
     )
     api = Api(running)
     with (
@@ -179,10 +178,10 @@ def test_a_stopping_gateway_lets_streams_end(start: StartStack) -> None:
             threads.submit(api.stream_completion, {**LONG, "max_tokens": 100}) for _ in range(4)
         ]
         end = time.monotonic() + 20
-        while running.engine_metrics()["headrace_engine_sequences_running"] < 4:
+        while engine_metrics(running)["headrace_engine_sequences_running"] < 4:
             assert time.monotonic() < end
             time.sleep(0.02)
-        os.kill(running.process_ids("gateway"), signal.SIGTERM)
+        os.kill(process_id(running, "gateway"), signal.SIGTERM)
         for stream in streams:
             told_ = stream.result()
             assert told_.dones == 1

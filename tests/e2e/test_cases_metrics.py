@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 from support.api import CAPITAL, Api
+from support.figures import gateway_metrics
 from support.idle import check_idle
-from support.stack import Stack
+from support.served import ServedStack
 
 STREAMS = 20
 FINISHED = "headrace_gateway_requests_finished_total"
@@ -26,8 +27,8 @@ def _sum(metrics: dict[str, float], name: str, *parts: str) -> float:
 
 
 @pytest.mark.case("BR-32")
-def test_gauges_fall_and_totals_count_after_a_mass_departure(api: Api, stack: Stack) -> None:
-    before = stack.gateway_metrics()
+def test_gauges_fall_and_totals_count_after_a_mass_departure(api: Api, stack: ServedStack) -> None:
+    before = gateway_metrics(stack)
     place = urlsplit(stack.url)
     body = (
         f'{{"model":"{stack.model}","prompt":"Once upon a time","max_tokens":2000,'
@@ -46,7 +47,7 @@ def test_gauges_fall_and_totals_count_after_a_mass_departure(api: Api, stack: St
             assert line.recv(12) == b"HTTP/1.1 200"
     check_idle(stack)
     end = time.monotonic() + 10
-    while (after := stack.gateway_metrics())[
+    while (after := gateway_metrics(stack))[
         "headrace_gateway_requests_open"
     ] and time.monotonic() < end:
         time.sleep(0.1)
@@ -59,9 +60,9 @@ def test_gauges_fall_and_totals_count_after_a_mass_departure(api: Api, stack: St
 
 
 @pytest.mark.case("BR-32")
-def test_latency_buckets_reach_from_a_blink_to_ten_minutes(api: Api, stack: Stack) -> None:
+def test_latency_buckets_reach_from_a_blink_to_ten_minutes(api: Api, stack: ServedStack) -> None:
     api.text({**CAPITAL, "max_tokens": 1})
-    metrics = stack.gateway_metrics()
+    metrics = gateway_metrics(stack)
     for name in (
         "headrace_gateway_time_to_first_token_seconds_bucket",
         "headrace_gateway_request_seconds_bucket",

@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 from support.api import ALPHABET_PROMPT, CAPITAL, Api, Body, check_error
+from support.figures import process_id
 from support.idle import check_idle
-from support.stack import Stack
+from support.served import ServedStack
 
 HI: Body = {"prompt": "Hi", "temperature": 0}
 HELLO: Body = {
@@ -125,9 +126,9 @@ OUT_OF_RANGE: list[tuple[str, dict[str, object], str]] = [
 
 
 @pytest.mark.case("BR-08")
-def test_numbers_out_of_range_are_refused_by_name(api: Api, stack: Stack) -> None:
+def test_numbers_out_of_range_are_refused_by_name(api: Api, stack: ServedStack) -> None:
     before = api.text(CAPITAL)
-    used = _resident_bytes(stack.process_ids("engine"))
+    used = _resident_bytes(process_id(stack, "engine"))
     asked = [
         api.client.build_request(
             "POST",
@@ -145,7 +146,7 @@ def test_numbers_out_of_range_are_refused_by_name(api: Api, stack: Stack) -> Non
         error = check_error(answer, 400)
         assert (error["param"] or "").startswith(param), change
         assert answer.elapsed.total_seconds() < 10
-    assert _resident_bytes(stack.process_ids("engine")) - used < 100 * 2**20
+    assert _resident_bytes(process_id(stack, "engine")) - used < 100 * 2**20
     check_alive(api, before)
 
 
@@ -155,7 +156,7 @@ def _resident_bytes(process: int) -> int:
 
 
 @pytest.mark.case("BR-09")
-def test_empty_prompts_are_refused_and_empty_words_are_not(api: Api, stack: Stack) -> None:
+def test_empty_prompts_are_refused_and_empty_words_are_not(api: Api, stack: ServedStack) -> None:
     before = api.text(CAPITAL)
     empty: list[object] = ["", [""], [], [[]], ["", "Hi"], None]
     for prompt in empty:
@@ -320,7 +321,7 @@ def test_a_batch_of_token_lists_is_the_same(api: Api) -> None:
 
 
 @pytest.mark.case("BR-13")
-def test_one_bad_prompt_refuses_the_batch(api: Api, stack: Stack) -> None:
+def test_one_bad_prompt_refuses_the_batch(api: Api, stack: ServedStack) -> None:
     error = check_error(api.completion({"prompt": [[28120], [28120] * 8193], "max_tokens": 1}), 400)
     assert error["code"] == "context_length_exceeded"
     check_idle(stack)

@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 from support.api import ALPHABET_PROMPT, Api, Body, check_error, told
+from support.figures import engine_metrics, process_id
 from support.idle import check_idle
-from support.stack import Stack
+from support.served import ServedStack
 
 MELT = "🫠"
 """Three tokens: 10813, 121, 250."""
@@ -167,12 +168,14 @@ def test_a_bad_request_is_never_a_stream(api: Api, change: Body) -> None:
 @pytest.mark.slow
 @pytest.mark.case("BR-05")
 @pytest.mark.timeout(180)
-def test_an_engine_killed_before_the_first_token_is_no_silent_end(api: Api, stack: Stack) -> None:
+def test_an_engine_killed_before_the_first_token_is_no_silent_end(
+    api: Api, stack: ServedStack
+) -> None:
     body: Body = {"prompt": "one two three four five six " * 250, "temperature": 0, "max_tokens": 4}
     expected = api.text(body)
     changed: Body = {**body, "cache_salt": "another prefill"}
     asked = {"model": stack.model, **changed, "stream": True}
-    engine = stack.process_ids("engine")
+    engine = process_id(stack, "engine")
     raw: list[bytes] = []
 
     def read() -> None:
@@ -184,7 +187,7 @@ def test_an_engine_killed_before_the_first_token_is_no_silent_end(api: Api, stac
     reader = threading.Thread(target=read)
     reader.start()
     end = time.monotonic() + 30
-    while stack.engine_metrics()["headrace_engine_sequences_running"] == 0:
+    while engine_metrics(stack)["headrace_engine_sequences_running"] == 0:
         assert time.monotonic() < end, "it never ran"
         time.sleep(0.02)
     os.kill(engine, signal.SIGKILL)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import httpx
-from support.stack import Stack
+from support.served import ServedStack
 
 Body = Mapping[str, object]
 ALPHABET = "The letters of the alphabet: A B C D E F G H I J K L M N O P Q R S T U V W X Y Z\n"
@@ -68,7 +68,7 @@ def _text(choice: Mapping[str, Any]) -> str:
 class Api:
     """One key at one gateway."""
 
-    def __init__(self, stack: Stack, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, stack: ServedStack, *, timeout_s: float = 60.0) -> None:
         self.stack = stack
         self.client = httpx.Client(
             base_url=stack.url,
@@ -76,6 +76,12 @@ class Api:
             timeout=timeout_s,
             trust_env=False,
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
 
     def completion(self, body: Body) -> httpx.Response:
         return self.client.post("/v1/completions", json={"model": self.stack.model, **body})

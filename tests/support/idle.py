@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import time
 
-from support.stack import Stack
+from support.figures import engine_metrics
+from support.served import ServedStack
 
 IDLE_WITHIN_S = 20.0
 
 
-def blocks_at_hand(stack: Stack) -> float:
+def blocks_at_hand(stack: ServedStack) -> float:
     """Free blocks and those whose content nobody holds."""
-    metrics = stack.engine_metrics()
+    metrics = engine_metrics(stack)
     return metrics["headrace_engine_blocks_free"] + metrics["headrace_engine_blocks_cached"]
 
 
-def check_idle(stack: Stack) -> None:
+def check_idle(stack: ServedStack) -> None:
     """Waits until nothing runs or waits and every block is at hand; fails with what is left."""
     end = time.monotonic() + IDLE_WITHIN_S
     while True:
-        metrics = stack.engine_metrics()
+        metrics = engine_metrics(stack)
         held = {
             name: metrics[f"headrace_engine_{name}"]
             for name in (
