@@ -125,6 +125,8 @@ def main() -> int:
             problems.append(f"{path.relative_to(ROOT)}: {address} is not in CONTRACT.md")
     tested: set[str] = set()
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        if path.parent.name == "tools":
+            continue  # the tests of this check make rules up
         marked = proved(path.read_text())
         tested |= marked
         for address in sorted(marked - known):
