@@ -1,0 +1,212 @@
+"""Who gets in: deny by default, and only as long as the key lives."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+
+import pytest
+from headrace_gateway.auth.keys import Authenticator, KeyStore
+from headrace_gateway.errors import BackendUnavailable, InvalidApiKey, PermissionDenied
+from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
+from support.clock import FakeClock
+
+PEPPER = b"0123456789abcdef"
+
+
+class Door:
+    """Keys and their check, over one broker and one clock."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.broker = MemoryBroker(clock=self.clock)
+        wire = MemoryGatewayWire(self.broker)
+        self.keys = KeyStore(wire, PEPPER, self.clock)
+        self.auth = Authenticator(wire, PEPPER, self.clock, cache_s=3.0)
+
+
+@pytest.fixture
+def door() -> Door:
+    return Door()
+
+
+async def test_a_key_opens_with_what_was_written_into_it(door: Door) -> None:
+    token, key = await door.keys.create(
+        name="ci", tenant="acme", models=("m1",), band=2, max_concurrency=4
+    )
+    caller = await door.auth.bearer(f"Bearer {token}")
+    assert (caller.key_id, caller.tenant, caller.band) == (key.public_id, "acme", 2)
+    assert caller.models == {"m1"}
+    assert caller.max_concurrency == 4
+    assert await door.auth.token(token.encode()) == caller
+    assert await door.auth.bearer(f"bearer   {token} ".encode()) == caller
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Basic abc",
+        "hr_something",
+        b"Bearer caf\xe9",
+        "Bearer \U0001f916",
+        "Bearer " + "x" * 65536,
+        b"Bearer \x00\x01\x02\x03\x04\x05\x06\x07\x08",
+        "Bearer \udcff\udcfe-surrogates",
+    ],
+)
+async def test_whatever_is_no_key_is_refused_and_never_an_accident(
+    door: Door, header: bytes | str | None
+) -> None:
+    with pytest.raises(InvalidApiKey):
+        await door.auth.bearer(header)
+
+
+async def test_a_wrong_secret_and_an_unknown_id_are_answered_alike(door: Door) -> None:
+    token, _ = await door.keys.create(name="a")
+    await door.keys.create(name="b")
+    stranger = await Door().keys.create(name="c")
+    said: set[str] = set()
+    for wrong in (token + "a", token[:-1], stranger[0], "sk-never-seen"):
+        with pytest.raises(InvalidApiKey) as caught:
+            await door.auth.token(wrong.encode())
+        assert token not in caught.value.message
+        said.add(caught.value.message)
+    assert len(said) == 1
+
+
+async def test_comparison_is_of_digests_in_constant_time_even_for_unknown_ids(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[tuple[object, object]] = []
+    plain: Callable[[bytes, bytes], bool] = hmac.compare_digest
+
+    def watch(a: bytes, b: bytes) -> bool:
+        compared.append((a, b))
+        return plain(a, b)
+
+    token, key = await door.keys.create(name="a")
+    unknown, _ = await Door().keys.create(name="b")
+    monkeypatch.setattr(hmac, "compare_digest", watch)
+    await door.auth.token(token.encode())
+    assert compared[-1] == (key.digest, key.digest)
+    with pytest.raises(InvalidApiKey):
+        await door.auth.token(unknown.encode())
+    digest, expected = compared[-1]
+    assert isinstance(digest, bytes)
+    assert len(digest) == 32
+    assert expected == bytes(32)
+
+
+async def test_a_revoked_key_dies_within_the_caches_time(door: Door) -> None:
+    token, key = await door.keys.create(name="a")
+    await door.auth.token(token.encode())
+    assert await door.keys.revoke(key.public_id)
+    door.clock.advance(3.0)
+    with pytest.raises(InvalidApiKey, match="revoked"):
+        await door.auth.token(token.encode())
+    assert not await door.keys.revoke("unknown12345")
+
+
+async def test_a_key_revoked_for_later_works_until_then(door: Door) -> None:
+    token, key = await door.keys.create(name="old")
+    await door.keys.revoke(key.public_id, at_ms=door.clock.wall_ms() + 60_000)
+    await door.auth.token(token.encode())
+    door.clock.advance(60)
+    with pytest.raises(InvalidApiKey):
+        await door.auth.token(token.encode())
+
+
+async def test_a_key_expires_even_while_it_is_remembered(door: Door) -> None:
+    token, _ = await door.keys.create(name="a", expires_ms=door.clock.wall_ms() + 1000)
+    await door.auth.token(token.encode())
+    door.clock.advance(1.0)
+    with pytest.raises(InvalidApiKey, match="expired"):
+        await door.auth.token(token.encode())
+
+
+async def test_without_the_server_nobody_gets_in_on_an_old_word(door: Door) -> None:
+    token, _ = await door.keys.create(name="a")
+    await door.auth.token(token.encode())
+    door.broker.up = False
+    await door.auth.token(token.encode())  # a moment ago it was good
+    door.clock.advance(3.0)
+    with pytest.raises(BackendUnavailable):
+        await door.auth.token(token.encode())
+
+
+async def test_a_scope_that_is_not_written_into_the_key_is_denied(door: Door) -> None:
+    token, _ = await door.keys.create(name="a")
+    caller = await door.auth.token(token.encode())
+    door.auth.require(caller, "inference")
+    with pytest.raises(PermissionDenied):
+        door.auth.require(caller, "admin")
+
+
+async def test_a_chosen_key_opens_like_a_made_one_and_can_be_taken_twice(door: Door) -> None:
+    first = await door.keys.adopt("sk-test-123\n", name="mine")
+    again = await door.keys.adopt("sk-test-123", name="mine")
+    assert first.public_id == again.public_id
+    caller = await door.auth.bearer("Bearer sk-test-123")
+    assert caller.key_id == first.public_id
+    for wrong in ("", "short", "has a space", "ümlaut-key"):
+        with pytest.raises(ValueError, match="cannot be used"):
+            await door.keys.adopt(wrong, name="x")
+
+
+async def test_keys_survive_the_loss_of_the_server_through_export_and_load(door: Door) -> None:
+    token, key = await door.keys.create(name="a", scopes=("inference", "admin"))
+    _, gone = await door.keys.create(name="b")
+    await door.keys.revoke(gone.public_id)
+    kept = await door.keys.export()
+    assert token.encode() not in kept
+    door.broker.flush()
+    door.clock.advance(3.0)
+    with pytest.raises(InvalidApiKey):
+        await door.auth.token(token.encode())
+    assert await door.keys.load(kept) == 2
+    door.clock.advance(3.0)
+    assert (await door.auth.token(token.encode())).scopes == {"inference", "admin"}
+    assert {each.public_id: each.revoked_ms for each in await door.keys.list()} == {
+        key.public_id: None,
+        gone.public_id: key.created_ms,
+    }
+
+
+@pytest.mark.parametrize(
+    "line", [b"{}", b"nonsense", b"[]", b'{"version": 2}', b'{"version": 1, "public_id": 5}']
+)
+async def test_a_damaged_export_is_refused_before_a_key_is_put(door: Door, line: bytes) -> None:
+    _, _ = await door.keys.create(name="a")
+    kept = await door.keys.export()
+    door.broker.flush()
+    with pytest.raises(ValueError, match="not an exported key"):
+        await door.keys.load(kept + line)
+    assert not await door.keys.list()
+
+
+async def test_keys_that_make_no_sense_are_refused(door: Door) -> None:
+    past = door.clock.wall_ms()
+    with pytest.raises(ValueError, match="name"):
+        await door.keys.create(name=" ")
+    with pytest.raises(ValueError, match="scopes"):
+        await door.keys.create(name="a", scopes=("root",))
+    with pytest.raises(ValueError, match="band"):
+        await door.keys.create(name="a", band=4)
+    with pytest.raises(ValueError, match="expired"):
+        await door.keys.create(name="a", expires_ms=past)
+    with pytest.raises(ValueError, match="max_concurrency"):
+        await door.keys.create(name="a", max_concurrency=0)
+
+
+async def test_a_flood_of_unknown_keys_does_not_fill_the_memory(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace_gateway.auth.keys.CACHE_ENTRIES", 10)
+    for number in range(50):
+        with pytest.raises(InvalidApiKey):
+            await door.auth.token(f"sk-guess-{number}".encode())
+    assert len(door.auth._known) <= 10  # pyright: ignore[reportPrivateUsage]
