@@ -205,6 +205,7 @@ class FakeReadiness:
     """Implements ``headrace_gateway.http.ports.Reports``."""
 
     says: FakeReport = FakeReport()
+    draining: bool = False
 
     async def report(self) -> FakeReport:
         return self.says

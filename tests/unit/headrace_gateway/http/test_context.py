@@ -43,3 +43,13 @@ async def test_refusals_have_an_id_too(edge: Edge) -> None:
         answer = await client.get("/v1/models")
     assert answer.headers["x-request-id"].startswith("req-")
     assert answer.headers["openai-processing-ms"] == "0"
+
+
+async def test_a_draining_gateway_keeps_no_connection(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    before = await client.get("/health/live")
+    edge.readiness.draining = True
+    after = await client.post("/v1/completions", json={**ASK, "stream": True})
+    assert "connection" not in before.headers
+    assert after.headers["connection"] == "close"

@@ -51,7 +51,12 @@ def build_api(
         redirect_slashes=False,
         middleware=[
             Middleware(Cors, origins=settings.cors_origins),
-            Middleware(ContextLayer, clock=clock or SystemClock(), metrics=metrics),
+            Middleware(
+                ContextLayer,
+                clock=clock or SystemClock(),
+                metrics=metrics,
+                readiness=readiness,
+            ),
             Middleware(Guard, auth=auth, open_paths=open_paths),
         ],
         exception_handlers={

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace_gateway.http.errors import ClientLeft, error_response, internal_error
+from headrace_gateway.http.ports import Reports
 from headrace_gateway.metrics import GatewayMetrics
 
 _KEY: Final = "headrace.context"
@@ -48,10 +49,13 @@ def context_of(scope: Scope) -> Context:
 class ContextLayer:
     """Pure ASGI, so that streams pass unbuffered."""
 
-    def __init__(self, app: ASGIApp, *, clock: Clock, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, app: ASGIApp, *, clock: Clock, metrics: GatewayMetrics, readiness: Reports
+    ) -> None:
         self._app = app
         self._clock = clock
         self._metrics = metrics
+        self._readiness = readiness
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -84,6 +88,8 @@ class ContextLayer:
         headers["x-headrace-request-id"] = context.id
         elapsed_s = self._clock.monotonic() - context.started_s
         headers["openai-processing-ms"] = str(round(elapsed_s * 1000))
+        if self._readiness.draining:
+            headers["connection"] = "close"
 
     def _record(self, scope: Scope, context: Context) -> None:
         status = _LEFT if context.left or context.status is None else context.status

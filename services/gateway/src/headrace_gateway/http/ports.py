@@ -127,6 +127,11 @@ class ReadyReport(Protocol):
 class Reports(Protocol):
     """Asks the parts of the gateway how they are."""
 
+    @property
+    def draining(self) -> bool:
+        """Whether this process is about to stop."""
+        ...
+
     async def report(self) -> ReadyReport: ...
 
 
