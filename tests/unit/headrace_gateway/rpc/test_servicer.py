@@ -1,0 +1,132 @@
+"""Calls over gRPC, through a real server and client."""
+
+from __future__ import annotations
+
+import grpc
+from headrace_contracts.codes import FinishReason
+from headrace_contracts.pb import codes_pb2
+from headrace_contracts.pb.inference_pb2 import (
+    CancelRequest,
+    ChatMessage,
+    ChatPrompt,
+    GenerateRequest,
+    ListModelsRequest,
+    TokenPrompt,
+)
+from headrace_contracts.pb.queue_pb2 import RowLogprobs
+from headrace_kit.clock import SystemClock
+from support.rpc import closed, events_of, failure_of, queued, served
+from support.wire import MODEL, eventually, toy_ids
+
+
+async def test_generate_streams_text_logprobs_finish_and_usage() -> None:
+    async with served() as it:
+        call = it.generate(text="Hello", logprobs=0, return_token_ids=True, max_tokens=9)
+        [claimed] = await it.stack.engine.claim()
+        assert list(claimed.record.prompt) == toy_ids("Hello")
+        columns = RowLogprobs(chosen=[-0.5, -0.25])
+        await it.stack.engine.say(claimed, "ab", logprobs=columns, cached=2)
+        await it.stack.engine.say(claimed, "", finish=FinishReason.LENGTH)
+        events = await events_of(call)
+        assert "".join(event.text for event in events) == "ab"
+        assert [token for event in events for token in event.token_ids] == toy_ids("ab")
+        assert [lp.logprob for event in events for lp in event.logprobs] == [-0.5, -0.25]
+        assert events[-1].finish == codes_pb2.FINISH_REASON_LENGTH
+        usage = events[-1].usage
+        assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (5, 2, 2)
+        assert not any(event.HasField("usage") for event in events[:-1])
+        assert {event.id for event in events} == {claimed.record.id}
+        metadata = dict(await call.initial_metadata())
+        assert metadata["x-request-id"] == claimed.record.id
+
+
+async def test_chat_and_tokens_are_prompts_too_and_choices_keep_their_index() -> None:
+    async with served() as it:
+        chat = ChatPrompt(messages=[ChatMessage(role="user", content="hey")])
+        call = it.generate(chat=chat, n=2, max_tokens=5)
+        [claimed] = await it.stack.engine.claim()
+        assert list(claimed.record.prompt) == toy_ids("hey")
+        for choice in (1, 0):
+            await it.stack.engine.say(
+                claimed, f"c{choice}", choice=choice, finish=FinishReason.LENGTH
+            )
+        events = await events_of(call)
+        assert {event.index: event.text for event in events} == {0: "c0", 1: "c1"}
+
+        call = it.generate(tokens=TokenPrompt(ids=[65, 66]))
+        [claimed] = await it.stack.engine.claim()
+        assert list(claimed.record.prompt) == [65, 66]
+        assert claimed.record.sampling.max_new_tokens == 16
+        call.cancel()
+
+
+async def test_a_client_that_cancels_stops_the_engine() -> None:
+    async with served() as it:
+        call = it.generate(text="x")
+        [claimed] = await it.stack.engine.claim()
+        await it.stack.engine.say(claimed, "a")
+        assert (await call.read()).text == "a"
+        call.cancel()
+        assert (await it.stack.engine.await_mark(claimed)).reason == FinishReason.CANCELLED
+        await eventually(lambda: closed(it.gateway))
+
+
+async def test_a_deadline_travels_to_the_engine_as_what_is_left_and_stops_it() -> None:
+    async with served() as it:
+        before_ms = SystemClock().wall_ms()
+        call = it.generate(timeout=0.5, text="x")
+        [claimed] = await it.stack.engine.claim()
+        assert before_ms < claimed.record.deadline_ms <= SystemClock().wall_ms() + 500
+        error = await failure_of(call)
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await it.stack.engine.await_mark(claimed)
+        await eventually(lambda: closed(it.gateway))
+
+
+async def test_a_deadline_in_the_queue_frees_its_place() -> None:
+    async with served() as it:
+        error = await failure_of(it.generate(timeout=0.2, text="x"))
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await eventually(it.stack.queue_is_empty)
+
+
+async def test_errors_come_from_the_table_with_their_code_and_parameter() -> None:
+    async with served() as it:
+        error = await failure_of(it.generate(text="x", temperature=9))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        trailers = dict(error.trailing_metadata())
+        assert trailers["headrace-code"] == "invalid_request"
+        assert trailers["headrace-param"] == "temperature"
+        assert (await failure_of(it.generate())).code() is grpc.StatusCode.INVALID_ARGUMENT
+        unknown = it.inference.Generate(
+            GenerateRequest(model="nope", text="x"), metadata=it.metadata
+        )
+        assert (await failure_of(unknown)).code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_full_queue_says_when_to_come_back() -> None:
+    async with served(max_queued=1) as it:
+        first = it.generate(text="x")
+        await eventually(lambda: queued(it.stack))
+        error = await failure_of(it.generate(text="y"))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert int(dict(error.trailing_metadata())["retry-after"]) >= 1
+        first.cancel()
+
+
+async def test_cancel_by_id_ends_the_stream_and_says_whether_it_did() -> None:
+    async with served() as it:
+        call = it.generate(text="x")
+        [claimed] = await it.stack.engine.claim()
+        request = CancelRequest(id=claimed.record.id)
+        assert (await it.inference.Cancel(request, metadata=it.metadata)).cancelled
+        assert (await failure_of(call)).code() is grpc.StatusCode.CANCELLED
+        unknown = CancelRequest(id="cmpl-none")
+        assert not (await it.inference.Cancel(unknown, metadata=it.metadata)).cancelled
+
+
+async def test_models_are_listed() -> None:
+    async with served() as it:
+        answer = await it.inference.ListModels(ListModelsRequest(), metadata=it.metadata)
+        [model] = answer.models
+        assert (model.id, model.context_tokens, model.ready) == (MODEL, 128, True)

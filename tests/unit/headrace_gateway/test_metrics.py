@@ -1,0 +1,36 @@
+"""The gateway's series: present, bounded, and with buckets for fast and slow."""
+
+from __future__ import annotations
+
+from headrace_gateway.metrics import GatewayMetrics
+from headrace_kit.metrics import Registry
+
+
+def test_latency_buckets_reach_from_10_ms_to_10_minutes() -> None:
+    registry = Registry("gateway")
+    GatewayMetrics(registry)
+    for declared in registry.declared():
+        if declared.name in (
+            "headrace_gateway_request_seconds",
+            "headrace_gateway_time_to_first_token_seconds",
+        ):
+            assert declared.buckets[0] <= 0.01
+            assert declared.buckets[-1] >= 600
+
+
+def test_gauges_read_the_truth_whenever_somebody_looks() -> None:
+    registry = Registry("gateway")
+    metrics = GatewayMetrics(registry)
+    assert b"headrace_gateway_requests_open 0.0" in registry.exposition()
+    metrics.open_requests = lambda: 3
+    metrics.open_streams = lambda: 2
+    assert b"headrace_gateway_requests_open 3.0" in registry.exposition()
+    assert b"headrace_gateway_streams_open 2.0" in registry.exposition()
+
+
+def test_every_series_says_what_it_means() -> None:
+    registry = Registry("gateway")
+    GatewayMetrics(registry)
+    for declared in registry.declared():
+        assert declared.name.startswith("headrace_gateway_")
+        assert declared.help.endswith(".")

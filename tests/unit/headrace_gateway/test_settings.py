@@ -1,0 +1,42 @@
+"""The gateway's settings: bounds hold, and secrets are no settings."""
+
+from __future__ import annotations
+
+import pytest
+from headrace_gateway.settings import GatewaySecrets, GatewaySettings
+from headrace_kit.errors import SettingsError
+from headrace_kit.settings import load
+from pydantic import ValidationError
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("http_port", 70000),
+        ("max_queued", 0),
+        ("drain_s", -1),
+        ("name", "Not A Name"),
+        ("log_level", "loud"),
+        ("keepalive_s", 0),
+        ("nonsense", 1),
+    ],
+)
+def test_values_out_of_bounds_are_refused(name: str, value: object) -> None:
+    with pytest.raises(ValidationError):
+        GatewaySettings.model_validate({name: value})
+
+
+def test_lists_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_GATEWAY_CORS_ORIGINS", "https://a.example,https://b.example")
+    assert load(GatewaySettings).cors_origins == ("https://a.example", "https://b.example")
+
+
+def test_a_misspelt_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_GATEWAY_MAX_QUEUE", "5")
+    with pytest.raises(SettingsError, match="MAX_QUEUE"):
+        load(GatewaySettings)
+
+
+def test_secrets_do_not_show() -> None:
+    secrets = GatewaySecrets.model_validate({"pepper": "very-secret-pepper"})
+    assert "very-secret" not in repr(secrets)
