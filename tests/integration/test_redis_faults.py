@@ -275,6 +275,7 @@ async def test_engine_that_was_stopped_for_long_changes_nothing_when_it_wakes(
     assert list(taken["r1"].delivered[0]) == [1, 2]
     assert await finish(successor, "r1", name="e-2", attempt=2, last=entry([3], first=2))
     before = own_server.command("DEBUG", "DIGEST")
+    assert before.startswith(b"+"), before
 
     assert not (await engine.append_log("e-1", "r1", 1, entry([9], first=2))).ours
     assert not await finish(engine, "r1", last=entry([9], first=2), generated=99)

@@ -57,6 +57,7 @@ class RedisServer:
             *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)),
             *("--appendonly", "yes", "--appendfsync", "no", "--save", ""),
             *("--maxmemory-policy", "noeviction", "--daemonize", "no"),
+            *("--enable-debug-command", "local"),
             *options,
         ]
         self._process: subprocess.Popen[bytes] | None = None

@@ -17,5 +17,6 @@ end
 if record == '' then record = redis.call('GET', body_key(id)) or '' end
 redis.call('XADD', K.dlq, 'MAXLEN', '~', 1000, '*', 'reason', A[4], 'tenant', st.tenant,
   'band', st.band, 'id', id, 'crashes', st.crashes, 'record', string.sub(record, 1, 65536))
+redis.call('PEXPIRE', K.dlq, DLQ_MS)
 end_request(id, st, A[5], A[6])
 return 1

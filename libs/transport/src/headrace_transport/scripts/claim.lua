@@ -94,6 +94,7 @@ local function bury(band, tenant, entry, fields, reason)
   for i, field in ipairs(fields) do kept[i] = string.sub(field, 1, 1024) end
   redis.call('XADD', K.dlq, 'MAXLEN', '~', 1000, '*', 'reason', reason, 'tenant', tenant,
     'band', band, unpack(kept, 1, math.min(#kept, 16)))
+  redis.call('PEXPIRE', K.dlq, DLQ_MS)
   forget_entry(band, tenant, entry)
 end
 

@@ -15,6 +15,7 @@ local K = {
 }
 local GROUP = 'engines'
 local BELL_MAX = 16
+local DLQ_MS = 7 * 24 * 3600 * 1000
 local LIVE_MS, STATE_MS, LOG_MS = ARGV[12], ARGV[13], ARGV[14]
 local A = {}
 for i = 15, #ARGV do A[i - 14] = ARGV[i] end
