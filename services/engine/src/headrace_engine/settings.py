@@ -58,7 +58,7 @@ class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
     """Name of this process in leases and logs; a boot nonce is added. The host name when absent."""
     redis_url: str = setting("redis://127.0.0.1:6379/0", min_length=1)
     """Redis or Valkey server. The password is a secret of its own."""
-    lease_ms: int = setting(15_000, ge=200, le=600_000, unit="ms")
+    lease_ms: int = setting(10_000, ge=200, le=600_000, unit="ms")
     """How long a request stays ours without renewal. Renewed at a third of it."""
     resume_grace_s: float = setting(0.0, ge=0, le=86_400, unit="s")
     """How long requests outlive their gateway's lease, so that another gateway can resume them.

@@ -82,6 +82,7 @@ class AdminServer:
             uvicorn.Config(
                 app,
                 log_config=None,
+                log_level="warning",
                 access_log=False,
                 lifespan="off",
                 server_header=False,

@@ -90,11 +90,9 @@ class LogWriter:
             return
         entries = [self._entry(held) for held in batch]
         self._doubtful.update(batch)
-        results = await asyncio.gather(
-            *(
-                self._wire.append_log(self._engine, held.id, held.attempt, entry)
-                for held, entry in zip(batch, entries, strict=True)
-            )
+        results = await self._wire.append_logs(
+            self._engine,
+            [(held.id, held.attempt, entry) for held, entry in zip(batch, entries, strict=True)],
         )
         self._doubtful.difference_update(batch)
         self._link.succeeded()

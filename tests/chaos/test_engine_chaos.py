@@ -1,0 +1,270 @@
+"""What happens to a stream when processes die, stand still, or lose their server."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+from headrace_contracts.codes import Code, FinishReason
+from headrace_contracts.limits import WIRE_VERSION
+from headrace_contracts.pb.queue_pb2 import LogEntry
+from headrace_transport.options import WireOptions
+from headrace_transport.replies import as_int, as_list, as_text
+from headrace_transport.server import Server
+from support.faulty_engine import BREAK, POISON
+from support.held import make_record
+from support.process import Process, engine_process
+from support.redis import RedisServer, redis_server
+from support.wire_client import WireClient, wire_client
+
+pytestmark = pytest.mark.slow
+
+PROMPT = (10, 20, 30, 40, 50)
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def server() -> Generator[RedisServer]:
+    """A real server."""
+    with redis_server() as found:
+        yield found
+
+
+@pytest.fixture
+def start(server: RedisServer, tmp_path: Path) -> Generator[Start]:
+    """Starts engines whose tokens tell the attempt that decided them; ends them afterwards."""
+    started: list[Process] = []
+
+    def one(*arguments: str, module: str = "headrace_engine") -> Process:
+        process = engine_process(
+            tmp_path / f"engine-{len(started)}",
+            server.url,
+            *("--echo-mode", "attempt", "--echo-step-ms", "4", "--lease-ms", "1500"),
+            *arguments,
+            module=module,
+        )
+        started.append(process)
+        return process
+
+    yield one
+    for process in started:
+        process.stop()
+
+
+def echoed(attempt: int, first: int, end: int) -> list[int]:
+    """What the echo executor decides in an attempt."""
+    return [PROMPT[index % len(PROMPT)] + attempt for index in range(first, end)]
+
+
+def switched_at(tokens: list[int], attempts: tuple[int, int] = (1, 2)) -> int:
+    """Where the second attempt began; everything before is the first's, everything after its own."""
+    first = echoed(attempts[0], 0, len(tokens))
+    switch = next(i for i, (have, old) in enumerate(zip(tokens, first, strict=True)) if have != old)
+    assert tokens[switch:] == echoed(attempts[1], switch, len(tokens))
+    return switch
+
+
+async def logged(client: WireClient, request: str) -> list[int]:
+    """Tokens of choice 0 in the resume log."""
+    entries = await client.wire.read_log(request)
+    return [token for _, entry in entries for token in entry.tokens]
+
+
+async def test_a_killed_engine_is_continued_at_the_next_token(
+    server: RedisServer, start: Start
+) -> None:
+    first = start()
+    assert first.ready
+    async with wire_client(server.url) as client:
+        await client.submit(make_record(prompt=PROMPT, max_new_tokens=400, slot=1))
+        await client.until_tokens(1, 60)
+        first.kill()
+        delivered = len(client.out.tokens[1])
+        second = start()
+        out = await client.until_finished(1)
+        state = await client.settled("r1")
+
+        assert len(out.tokens[1]) == 400
+        assert switched_at(out.tokens[1]) >= delivered
+        assert out.finishes[1] is FinishReason.LENGTH
+        assert state.usage is not None
+        assert state.usage.completion_tokens == 400
+        assert await logged(client, "r1") == out.tokens[1]
+    assert second.exit_code is None
+
+
+async def test_an_engine_that_wakes_after_its_lease_changes_nothing(
+    server: RedisServer, start: Start
+) -> None:
+    first = start()
+    assert first.ready
+    async with wire_client(server.url) as client:
+        await client.submit(make_record(prompt=PROMPT, max_new_tokens=900, slot=1))
+        await client.until_tokens(1, 60)
+        first.signal(signal.SIGSTOP)
+        second = start()
+        stopped_at = len(client.out.tokens[1])
+        await client.until_tokens(1, stopped_at + 50)
+        first.signal(signal.SIGCONT)
+        out = await client.until_finished(1)
+        await client.settled("r1")
+        assert len(out.tokens[1]) == 900
+        assert switched_at(out.tokens[1]) >= stopped_at
+        assert await logged(client, "r1") == out.tokens[1]
+
+        # Both serve on: the one that slept has dropped what it had, and holds nothing.
+        second.stop()
+        await client.submit(make_record("r2", prompt=PROMPT, max_new_tokens=3, slot=2))
+        out = await client.until_finished(2)
+        assert out.tokens[2] == echoed(1, 0, 3)
+        assert len(out.tokens[1]) == 900
+
+
+async def test_a_server_that_is_killed_and_comes_back_only_pauses_the_streams(
+    server: RedisServer, start: Start
+) -> None:
+    engine = start("--lease-ms", "5000")
+    assert engine.ready
+    async with wire_client(server.url) as client:
+        await client.submit(make_record(prompt=PROMPT, max_new_tokens=500, slot=1))
+        await client.until_tokens(1, 50)
+        server.restart(empty=False)
+        out = await client.until_finished(1)
+        await client.settled("r1")
+
+    assert out.tokens[1] == echoed(1, 0, 500)
+    assert engine.exit_code is None
+
+
+async def test_a_server_that_does_not_answer_for_a_while_costs_no_token(
+    server: RedisServer, start: Start
+) -> None:
+    engine = start("--lease-ms", "20000")
+    assert engine.ready
+    async with wire_client(server.url) as client:
+        await client.submit(make_record(prompt=PROMPT, max_new_tokens=1500, slot=1))
+        await client.until_tokens(1, 50)
+        server.pause()
+        await asyncio.sleep(3)
+        assert engine.get("/health/live")[0] == 200
+        server.resume()
+        out = await client.until_finished(1)
+
+    assert out.tokens[1] == echoed(1, 0, 1500)
+
+
+async def test_what_an_empty_server_lost_continues_when_it_is_submitted_again(
+    server: RedisServer, start: Start
+) -> None:
+    engine = start()
+    assert engine.ready
+    async with wire_client(server.url) as client:
+        record = make_record(prompt=PROMPT, max_new_tokens=600, slot=1)
+        await client.submit(record)
+        await client.until_tokens(1, 50)
+        server.restart(empty=True)
+        await asyncio.to_thread(engine.wait_for_log, "request.let_go")
+        delivered = client.out.tokens[1]
+        assert delivered == echoed(1, 0, len(delivered))
+
+        # As a gateway does: the same id, with what it has handed out, at a new attempt.
+        record.attempt = 1
+        record.slot = 2
+        resume = LogEntry(
+            version=WIRE_VERSION,
+            attempt=1,
+            choices=[0],
+            firsts=[0],
+            counts=[len(delivered)],
+            tokens=delivered,
+        )
+        async with wire_client(server.url, "gw2") as fresh:
+            record.gateway = "gw2"
+            await fresh.wire.submit(record, max_queued=100, resume=resume)
+            await fresh.until(lambda out: 2 in out.finishes)
+            rest = [
+                (frame.firsts[0], list(frame.tokens))
+                for frame in fresh.frames
+                if frame.counts and frame.counts[0]
+            ]
+    assert rest[0][0] == len(delivered)
+    assert [token for _, tokens in rest for token in tokens] == echoed(2, len(delivered), 600)
+
+
+async def test_a_request_that_kills_engines_ends_in_the_dead_letters_and_others_are_served(
+    server: RedisServer, start: Start
+) -> None:
+    def faulty() -> Process:
+        return start("--lease-ms", "600", module="support.faulty_engine")
+
+    fleet = [faulty(), faulty()]
+    assert all(engine.ready for engine in fleet)
+    async with wire_client(server.url) as client:
+        await client.submit(make_record("bad", prompt=(POISON,), slot=1))
+        served = 0
+        async with asyncio.timeout(90):
+            while 1 not in client.out.finishes:
+                fleet = [faulty() if e.exit_code is not None else e for e in fleet]
+                served += 1
+                slot = 100 + served
+                await client.submit(make_record(f"good{served}", max_new_tokens=2, slot=slot))
+                await asyncio.sleep(0.3)
+        out = await client.until_finished(*range(101, 101 + served))
+
+        assert out.codes[1] == Code.POISONED
+        assert {out.finishes[100 + number] for number in range(1, served + 1)} == {
+            FinishReason.LENGTH
+        }
+        redis = Server(server.url, password=None, options=WireOptions())
+        assert as_int(await redis.command("XLEN", "hr:{m}:dlq")) == 1
+        assert as_int(await redis.command("HLEN", "hr:{m}:leases")) == 0
+        await redis.close()
+
+
+async def test_entries_that_nobody_can_read_are_buried_and_hold_nothing_up(
+    server: RedisServer, start: Start
+) -> None:
+    engine = start()
+    assert engine.ready
+    redis = Server(server.url, password=None, options=WireOptions())
+    async with wire_client(server.url) as client:
+        for fields in (("junk", "1"), ("id", "x", "record", "\x00garbage"), ("id", "")):
+            await redis.command("XADD", "hr:{m}:q:1:t", "*", *fields)
+        await redis.command("ZADD", "hr:{m}:tenants:1", "0", "t")
+        await client.submit(make_record(prompt=PROMPT, max_new_tokens=3, slot=1))
+        future = make_record("future", slot=2)
+        future.version = WIRE_VERSION + 1
+        await client.submit(future)
+        out = await client.until_finished(1, 2)
+        assert out.tokens[1] == echoed(1, 0, 3)
+        assert out.finishes[2] is FinishReason.ERROR
+        await client.settled("future")
+        letters = as_list(await redis.command("XRANGE", "hr:{m}:dlq", "-", "+"))
+        pending = as_list(await redis.command("XPENDING", "hr:{m}:q:1:t", "engines"))
+    await redis.close()
+
+    assert len(letters) == 3
+    assert as_text(pending[0]) == "0" if not isinstance(pending[0], int) else pending[0] == 0
+    assert engine.exit_code is None
+
+
+async def test_a_broken_device_ends_the_engine_and_its_requests_move_on(
+    server: RedisServer, start: Start
+) -> None:
+    first = start(module="support.faulty_engine")
+    assert first.ready
+    async with wire_client(server.url) as client:
+        await client.submit(make_record("good", prompt=PROMPT, max_new_tokens=400, slot=1))
+        await client.until_tokens(1, 20)
+        await client.submit(make_record("bad", prompt=(BREAK,), max_new_tokens=2, slot=2))
+        assert await asyncio.to_thread(first.wait) == 1
+        assert "the device is lost" in first.log()
+        assert 1 not in client.out.finishes
+        start()  # an engine whose device is sound runs both
+        out = await client.until_finished(1, 2)
+
+    assert len(out.tokens[1]) == 400
+    assert out.finishes == {1: FinishReason.LENGTH, 2: FinishReason.LENGTH}
