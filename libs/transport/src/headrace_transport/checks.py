@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace_transport.errors import CommandFailed, ServerUnsuitable, TransportUnavailable
+from headrace_transport.errors import AccessDenied, CommandFailed, ServerUnsuitable
 from headrace_transport.replies import as_bytes, as_list, as_text
 from headrace_transport.server import Server
 
@@ -17,7 +17,13 @@ async def check_server(server: Server) -> list[str]:
 
     Raises ``ServerUnsuitable`` (reason and remedy), ``TransportUnavailable``.
     """
-    info = _info(as_bytes(await server.command("INFO")).decode())
+    try:
+        info = _info(as_bytes(await server.command("INFO")).decode())
+    except AccessDenied as error:
+        raise ServerUnsuitable(
+            "the server refuses our user or password",
+            "set the redis_password secret, and give the user all commands and all keys",
+        ) from error
     _check_version(info.get("redis_version", "unknown"))
     if info.get("redis_mode") == "cluster" or info.get("cluster_enabled") == "1":
         raise ServerUnsuitable(
@@ -55,7 +61,7 @@ def _check_version(version: str) -> None:
 async def _check_scripting(server: Server) -> None:
     try:
         await server.command("EVAL", "return redis.call('TIME')[1]", 0)
-    except (CommandFailed, TransportUnavailable) as error:
+    except (CommandFailed, AccessDenied) as error:
         raise ServerUnsuitable(
             f"the server does not run Lua scripts ({error})",
             "allow EVAL and EVALSHA for this user, and do not put a proxy that blocks them between",
@@ -67,7 +73,7 @@ async def _warnings(server: Server, info: dict[str, str]) -> list[str]:
         return []
     try:
         saves = as_text(as_list(await server.command("CONFIG", "GET", "save"))[1])
-    except (CommandFailed, TransportUnavailable, IndexError):
+    except (CommandFailed, AccessDenied, IndexError):
         return ["cannot tell whether the server keeps its data: CONFIG GET is not allowed"]
     if saves:
         return ["append-only persistence is off: API keys made since the last snapshot may be lost"]

@@ -2,6 +2,7 @@
 
 TransportError
 ├── TransportUnavailable   the server's move: try again later
+│   └── AccessDenied        it refuses our user or password, for now at least
 ├── ServerUnsuitable       the operator's move: the server, or how it is set up, cannot carry us
 ├── CommandFailed          a defect of ours, or foreign data under one of our keys
 └── SubmitRefused          the caller's move
@@ -28,6 +29,10 @@ class TransportUnavailable(TransportError):
     """The server cannot be reached, or cannot write, for now."""
 
     code = Code.BACKEND_UNAVAILABLE
+
+
+class AccessDenied(TransportUnavailable):
+    """The server refuses our user or password. At start this is ``ServerUnsuitable``."""
 
 
 class ServerUnsuitable(TransportError):

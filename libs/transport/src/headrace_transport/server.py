@@ -16,6 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from headrace_transport.errors import (
+    AccessDenied,
     CommandFailed,
     ServerUnsuitable,
     TransportError,
@@ -31,7 +32,6 @@ _FOR_NOW_TYPES = (
     exceptions.OutOfMemoryError,
     exceptions.ClusterDownError,
     exceptions.TryAgainError,
-    exceptions.NoPermissionError,
 )
 _FOR_NOW_CODES = ("MISCONF", "NOREPLICAS", "BUSY", "UNBLOCKED", "UNKILLABLE", "READONLY", "OOM")
 """Error replies that time or an operator mends: the caller comes back later."""
@@ -132,7 +132,11 @@ class Server:
         self._idle.clear()
         self._readers.clear()
         for connection in connections:
-            await connection.disconnect(nowait=True)
+            try:
+                async with asyncio.timeout(self.options.op_timeout_s):
+                    await connection.disconnect()
+            except TimeoutError:
+                await connection.disconnect(nowait=True)
 
     async def _exchange(
         self, commands: Sequence[Sequence[Argument]]
@@ -162,7 +166,7 @@ class Server:
                 replies = await _exchange(connection, commands)
             finished = True
         except exceptions.AuthenticationError as error:
-            raise TransportUnavailable(f"the server refused the password: {error}") from error
+            raise AccessDenied(f"the server refused the password: {error}") from error
         except (exceptions.RedisError, OSError) as error:
             # What broke this connection has most likely broken those that lie idle.
             for other in self._idle:
@@ -211,6 +215,8 @@ def _checked(replies: Sequence[Reply | exceptions.ResponseError]) -> list[Reply]
 
 def _translated(error: exceptions.ResponseError) -> TransportError:
     text = str(error)
+    if isinstance(error, exceptions.NoPermissionError):
+        return AccessDenied(text)
     if isinstance(error, _FOR_NOW_TYPES) or text.startswith(_FOR_NOW_CODES):
         return TransportUnavailable(text)
     return CommandFailed(text)
