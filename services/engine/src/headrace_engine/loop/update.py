@@ -70,7 +70,7 @@ def _give_tokens(
     tokens = output.tokens[rows]
     known = columns.known[slots]
     firsts = known - columns.prompt[slots]
-    columns.recent[slots, known % columns.width] = tokens
+    columns.recent[slots, known - columns.base[slots]] = tokens
     columns.known[slots] = known + 1
     outputs.set_tokens(columns.handle[slots], columns.choice[slots], firsts, tokens)
     if started:

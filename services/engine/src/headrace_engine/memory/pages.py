@@ -63,6 +63,9 @@ class PageAllocator:
     def free(self, start: int, order: int) -> None:
         """Gives a run back and merges it with its free buddies."""
         free = self._free
+        assert not any(free[o] >> (start >> o) & 1 for o in range(order, len(free))), (
+            "page run freed twice"
+        )
         run = start >> order
         self._free_pages += 1 << order
         while order + 1 < len(free):
@@ -72,7 +75,6 @@ class PageAllocator:
             free[order] ^= buddy
             run >>= 1
             order += 1
-        assert not free[order] >> run & 1, "page run freed twice"
         free[order] |= 1 << run
 
     def claim(self, start: int, order: int) -> None:

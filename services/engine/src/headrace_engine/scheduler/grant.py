@@ -85,18 +85,22 @@ class Grants:
 
     def take(self, taker: Claimant, block: LogicalBlock) -> bool:
         """Memory for one block: free, else unheld by age, else from the tail of the last in rank."""
-        assert block.slot is not None
-        type = block.slot.type
-        while True:
-            allocation = self._trial.alloc(type)
-            if allocation is not None:
-                self.granted[block] = allocation
-                self.ops.append(MemoryOp(block, allocation, granted=True))
-                return True
+        while not self.take_free(block):
             victim = self._oldest_unheld() or self._last_in_rank(taker)
             if victim is None:
                 return False
             self._evict(victim)
+        return True
+
+    def take_free(self, block: LogicalBlock) -> bool:
+        """Memory for one block if some is free; nobody loses any."""
+        assert block.slot is not None
+        allocation = self._trial.alloc(block.slot.type)
+        if allocation is None:
+            return False
+        self.granted[block] = allocation
+        self.ops.append(MemoryOp(block, allocation, granted=True))
+        return True
 
     def take_all(self, taker: Claimant, blocks: Sequence[LogicalBlock]) -> int:
         """Memory for every block, or nothing is changed. Returns how many it is short of."""

@@ -153,12 +153,14 @@ class Scheduler:
         extended: list[tuple[Sequence, LogicalBlock]] = []
         if len(crossing):
             crossers = residents.at(crossing)
-            crossers.sort(key=residents.order.rank)
+            # As long as there is a free block for each, the order does not matter.
+            if self.objects.capacity_left(self.pool.block_type) < len(crossers):
+                crossers.sort(key=residents.order.rank)
             for sequence in crossers:
                 if sequence.number in grants.paused:
                     continue
                 block = self._block_after(sequence)
-                if grants.take(residents.claimant(sequence), block):
+                if grants.take_free(block) or grants.take(residents.claimant(sequence), block):
                     extended.append((sequence, block))
                 else:
                     grants.paused[sequence.number] = None

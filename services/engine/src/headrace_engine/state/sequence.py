@@ -90,11 +90,11 @@ class SequenceColumns:
     Invariants, for a slot in use
         filled <= planned < sampled   while RUNNING and something is left to plan
         known <= sampled <= known + inflight
-        recent[slot, p % width] is the token at position p, for sequence.length <= p < known
+        recent[slot, p - base] is the token at position p, for base == sequence.length <= p < known
     """
 
-    __slots__ = ("capacity", "charged", "choice", "handle", "inflight", "known", "limit", "live",
-                 "logprobs", "planned", "prompt", "recent", "sampled", "table", "width")  # fmt: skip
+    __slots__ = ("base", "capacity", "charged", "choice", "handle", "inflight", "known", "limit", "live",
+                 "logprobs", "planned", "prompt", "recent", "sampled", "table")  # fmt: skip
 
     def __init__(self, slots: int, block_tokens: int, max_blocks: int) -> None:
         def column() -> NDArray[np.int32]:
@@ -120,15 +120,16 @@ class SequenceColumns:
         self.handle = np.zeros(slots, np.int64)
         self.live = np.zeros(slots, np.bool_)
         """Whether a result of it is wanted: not ended, nothing to discard."""
-        self.width = 2 * block_tokens
-        self.recent = np.zeros((slots, self.width), np.int32)
-        """Tokens not yet in ``Sequence.tokens``, in a ring."""
+        self.base = column()
+        """``Sequence.length``: tokens that have left ``recent``."""
+        self.recent = np.zeros((slots, 2 * block_tokens), np.int32)
+        """Tokens not yet in ``Sequence.tokens``; it is emptied when a block is full."""
         self.table = np.zeros((slots, max_blocks), np.int64)
         """Byte offset in the region of each block."""
 
     def enter(self, slot: int, sequence: Sequence) -> None:
         """A sequence takes a slot."""
-        self.known[slot] = self.sampled[slot] = sequence.length
+        self.known[slot] = self.sampled[slot] = self.base[slot] = sequence.length
         self.limit[slot] = sequence.limit
         self.prompt[slot] = sequence.prompt_tokens
         self.handle[slot] = sequence.request.handle
@@ -139,8 +140,9 @@ class SequenceColumns:
         self.live[slot] = True
 
     def flush(self, slot: int, sequence: Sequence) -> None:
-        """Moves what is known from the ring to the sequence."""
+        """Moves what is known to the sequence."""
         known = int(self.known[slot])
-        if known > sequence.length:
-            positions = np.arange(sequence.length, known) % self.width
-            sequence.append(self.recent[slot, positions])
+        count = known - sequence.length
+        if count > 0:
+            sequence.append(self.recent[slot, :count])
+            self.base[slot] = known

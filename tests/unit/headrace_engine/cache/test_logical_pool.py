@@ -1,0 +1,258 @@
+"""LogicalBlockPool: counted references; at zero a block is gone from everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from headrace_contracts.prefix_key import fold
+from headrace_engine.cache.block import SequenceBlocks
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+from support.cache import BLOCK, CacheRig, content
+
+A, B, C = content(1, 2, 3, 4), content(5, 6, 7, 8), content(9, 9, 9, 9)
+
+
+@pytest.mark.rule("blocks.counted")
+def test_a_block_stays_as_long_as_somebody_or_its_memory_refers_to_it(rig: CacheRig) -> None:
+    first, second = rig.enter(), rig.enter()
+    (block,) = rig.fill(first, A)
+    rig.pool.share(second, block)
+    assert block.refs == 3
+    rig.leave(first)
+    assert block.refs == 2
+    rig.leave(second)
+    assert block.refs == 1
+    assert block.slot is not None
+    assert block.slot.listed
+    assert rig.pool.evict_all() == 1
+    assert rig.pool.alive == 0
+    rig.assert_empty()
+
+
+def test_private_content_is_freed_with_its_sequence(rig: CacheRig) -> None:
+    holder = rig.enter()
+    block = rig.pool.extend(holder)
+    rig.give_memory(block)
+    rig.leave(holder)
+    assert rig.objects.live == 0
+    rig.assert_empty()
+
+
+def test_indexed_content_that_is_not_valid_is_freed_too(rig: CacheRig) -> None:
+    holder = rig.enter()
+    block = rig.pool.extend(holder)
+    rig.give_memory(block, valid=False)
+    rig.pool.index_next(holder, A)
+    rig.leave(holder)
+    assert rig.objects.live == 0
+    rig.assert_empty()
+
+
+@pytest.mark.rule("cache.unheld-by-age")
+def test_the_tail_of_what_was_released_is_the_first_to_be_taken(rig: CacheRig) -> None:
+    holder = rig.enter()
+    blocks = rig.fill(holder, A, B, C)
+    rig.leave(holder)
+    assert [slot.owner for slot in rig.pool.slots.sorted] == blocks[::-1]
+
+
+def test_sharing_takes_a_block_out_of_the_line_for_eviction(rig: CacheRig) -> None:
+    first = rig.enter()
+    (block,) = rig.fill(first, A)
+    rig.leave(first)
+    second = rig.enter()
+    rig.pool.share(second, block)
+    assert len(rig.pool.slots.sorted) == 0
+    assert rig.pool.evict_all() == 0
+    rig.leave(second)
+    rig.assert_empty()
+
+
+@pytest.mark.rule("blocks.stop-at-first-private")
+def test_after_a_block_that_could_not_be_indexed_nothing_further_is(rig: CacheRig) -> None:
+    first, second = rig.enter(), rig.enter()
+    rig.fill(first, A)
+    rig.fill(second, A)
+    assert second.chain is None
+    assert second.chained == 0
+    rig.fill(second, B)
+    assert len(rig.trie) == 1
+    with pytest.raises(AssertionError):
+        rig.pool.index_next(second, B)
+    rig.leave(first)
+    rig.leave(second)
+    rig.assert_empty()
+
+
+def test_truncating_drops_the_tail_and_moves_the_chain_back(rig: CacheRig) -> None:
+    holder = rig.enter()
+    blocks = rig.fill(holder, A, B, C)
+    rig.pool.truncate(holder, 1)
+    assert holder.blocks == blocks[:1]
+    assert holder.chain is blocks[0]
+    assert holder.chained == 1
+    rig.audit()
+    rig.leave(holder)
+    rig.assert_empty()
+
+
+def test_losing_memory_tells_every_holder(rig: CacheRig) -> None:
+    first, second = rig.enter(), rig.enter()
+    (block,) = rig.fill(first, A)
+    rig.pool.share(second, block)
+    first.changed = second.changed = False
+    rig.objects.free(rig.pool.unpin(block))
+    assert first.changed
+    assert second.changed
+    assert not block.valid
+    assert block.indexed, "it can still be found; it is only not valid"
+    rig.leave(first)
+    rig.leave(second)
+    rig.assert_empty()
+
+
+def test_invalid_content_that_nobody_holds_is_freed(rig: CacheRig) -> None:
+    holder = rig.enter()
+    blocks = rig.fill(holder, A, B)
+    rig.leave(holder)
+    rig.pool.invalidate(blocks[1])
+    assert rig.objects.live == 1
+    rig.audit()
+    rig.assert_empty()
+
+
+def test_audit_notices_a_lost_reference(rig: CacheRig) -> None:
+    holder = rig.enter()
+    (block,) = rig.fill(holder, A)
+    block.refs += 1
+    with pytest.raises(AssertionError, match="reference count"):
+        rig.audit()
+
+
+def collide(parent: Any, tokens: bytes, fingerprints: Any) -> Any:
+    return b"\0" * 16
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Sequences come, share, grow, lose memory and leave. The docstrings' invariants hold."""
+
+    fold: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig = CacheRig(blocks=6, fold=type(self).fold)
+        self.truth: dict[int, list[bytes]] = {}
+        """By sequence, the content of its blocks."""
+
+    def pick(self, data: st.DataObject) -> SequenceBlocks | None:
+        if not self.rig.holders:
+            return None
+        return data.draw(st.sampled_from(self.rig.holders))
+
+    @rule(runs=st.lists(st.sampled_from([A, B, C]), max_size=4), tenant=st.sampled_from("ab"))
+    def enter(self, runs: list[bytes], tenant: str) -> None:
+        holder = self.rig.enter(tenant)
+        self.truth[holder.number] = []
+        for tokens in runs:
+            node = self.rig.trie.find(holder.chain, tokens) if holder.chain else None
+            if node is None:
+                break
+            self.rig.pool.share(holder, node)
+            self.truth[holder.number].append(tokens)
+            self.contents_agree(holder)
+
+    def contents_agree(self, holder: SequenceBlocks) -> None:
+        for block, tokens in zip(holder.blocks, self.truth[holder.number], strict=False):
+            assert not block.indexed or block.tokens == tokens, "a false share"
+
+    @rule(data=st.data(), tokens=st.sampled_from([A, B, C]), index=st.booleans())
+    def grow(self, data: st.DataObject, tokens: bytes, index: bool) -> None:
+        holder = self.pick(data)
+        if holder is None or len(holder.blocks) != len(self.truth[holder.number]):
+            return
+        block = self.rig.pool.extend(holder)
+        if not self.rig.give_memory(block):
+            self.rig.pool.truncate(holder, len(holder.blocks) - 1)
+            return
+        self.truth[holder.number].append(tokens)
+        if index and holder.chain is not None and holder.chained == len(holder.blocks) - 1:
+            self.rig.pool.index_next(holder, tokens)
+        else:
+            holder.chain = None
+
+    @rule(data=st.data())
+    def lose_memory(self, data: st.DataObject) -> None:
+        holder = self.pick(data)
+        if holder is not None and holder.blocks:
+            block = data.draw(st.sampled_from(holder.blocks))
+            if block.allocated:
+                self.rig.objects.free(self.rig.pool.unpin(block))
+
+    @rule(data=st.data(), keep=st.integers(0, 3))
+    def truncate(self, data: st.DataObject, keep: int) -> None:
+        holder = self.pick(data)
+        if holder is not None:
+            open_chain = holder.chain is not None
+            self.rig.pool.truncate(holder, keep)
+            del self.truth[holder.number][keep:]
+            if not open_chain and holder.chained < len(holder.blocks):
+                assert holder.chain is None
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        holder = self.pick(data)
+        if holder is not None:
+            self.rig.leave(holder)
+
+    @rule()
+    def evict_one(self) -> None:
+        oldest = next(iter(self.rig.pool.slots.sorted), None)
+        if oldest is not None:
+            self.rig.objects.free(self.rig.pool.unpin(oldest.owner))
+
+    @invariant()
+    def holds(self) -> None:
+        self.rig.audit()
+        for holder in self.rig.holders:
+            self.contents_agree(holder)
+
+    def teardown(self) -> None:
+        for holder in list(self.rig.holders):
+            self.rig.leave(holder)
+        self.rig.assert_empty()
+
+
+@pytest.mark.rule("blocks.counted")
+@pytest.mark.rule("cache.exact-identity")
+@pytest.mark.parametrize("colliding", [False, True])
+def test_random_use_keeps_every_invariant(colliding: bool) -> None:
+    def collide(*_: Any) -> Any:
+        return b"\0" * 16
+
+    machine = type(
+        "Machine", (PoolMachine,), {"fold": staticmethod(collide if colliding else fold)}
+    )
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=25,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        ),
+    )
+
+
+def test_blocks_know_their_positions(rig: CacheRig) -> None:
+    holder = rig.enter()
+    blocks = rig.fill(holder, A, B)
+    assert [(b.offset, b.end) for b in blocks] == [(0, BLOCK), (BLOCK, 2 * BLOCK)]
