@@ -15,11 +15,18 @@ class Chat:
     """One conversation. ``turn`` adds to it."""
 
     def __init__(
-        self, client: httpx.Client, model: str, *, system: str | None, max_tokens: int | None
+        self,
+        client: httpx.Client,
+        model: str,
+        *,
+        system: str | None,
+        max_tokens: int | None,
+        temperature: float,
     ) -> None:
         self._client = client
         self._model = model
         self._max_tokens = max_tokens
+        self._temperature = temperature
         self._messages: list[dict[str, str]] = []
         if system:
             self._messages.append({"role": "system", "content": system})
@@ -50,6 +57,7 @@ class Chat:
         body: dict[str, object] = {
             "model": self._model,
             "messages": self._messages,
+            "temperature": self._temperature,
             "stream": True,
         }
         if self._max_tokens is not None:
@@ -83,6 +91,7 @@ def run(
     message: str | None,
     system: str | None,
     max_tokens: int | None,
+    temperature: float,
     read: Callable[[str], str] = input,
 ) -> None:
     """One message and its answer, or a conversation until the end of input."""
@@ -91,7 +100,13 @@ def run(
         print(piece, end="", flush=True)
 
     with endpoint.client() as client:
-        chat = Chat(client, model or first_model(client), system=system, max_tokens=max_tokens)
+        chat = Chat(
+            client,
+            model or first_model(client),
+            system=system,
+            max_tokens=max_tokens,
+            temperature=temperature,
+        )
         if message is not None:
             chat.turn(message, show)
             print()

@@ -70,7 +70,7 @@ def serve(
     state_dir: StateOption = None,
 ) -> None:
     """Run the local stack: embedded server, engine and gateway. Ctrl-C stops it."""
-    from headrace_cli.serve import ServeOptions
+    from headrace_cli.processes import ServeOptions
     from headrace_cli.serve import serve as run
 
     run(
@@ -113,6 +113,9 @@ def chat(
     model: Annotated[str | None, typer.Option()] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1)] = None,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, help="0: always the likeliest.")
+    ] = 0.3,
     url: UrlOption = None,
     api_key: KeyOption = None,
     state_dir: StateOption = None,
@@ -121,7 +124,14 @@ def chat(
     from headrace_cli import chat as command
 
     endpoint = _endpoint(url, api_key, state_dir)
-    command.run(endpoint, model=model, message=message, system=system, max_tokens=max_tokens)
+    command.run(
+        endpoint,
+        model=model,
+        message=message,
+        system=system,
+        max_tokens=max_tokens,
+        temperature=temperature,
+    )
 
 
 @app.command()

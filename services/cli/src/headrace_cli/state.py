@@ -34,7 +34,7 @@ class RunningStack:
     grpc_ports: tuple[int, ...]
     redis_url: str
     model: str
-    """As given to ``serve``; empty for the default."""
+    """The name that requests give."""
 
 
 class StateDir:

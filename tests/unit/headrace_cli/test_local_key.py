@@ -1,0 +1,65 @@
+"""Which key the local stack ends up with."""
+
+from __future__ import annotations
+
+import pytest
+from headrace_cli.local_key import usable_key
+from headrace_gateway.auth.keys import KeyStore
+from headrace_gateway.auth.tokens import parse_token
+from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
+from support.clock import FakeClock
+
+PEPPER = b"p" * 32
+
+
+def store() -> KeyStore:
+    clock = FakeClock()
+    return KeyStore(MemoryGatewayWire(MemoryBroker(clock=clock)), PEPPER, clock)
+
+
+def public_id(key: str) -> str:
+    token = parse_token(key.encode(), PEPPER)
+    assert token is not None
+    return token.public_id
+
+
+async def test_a_new_key_is_made_once_and_used_again() -> None:
+    keys = store()
+    made = await usable_key(keys, PEPPER, None, None)
+    assert await usable_key(keys, PEPPER, None, made) == made
+    assert [key.public_id for key in await keys.list()] == [public_id(made)]
+
+
+async def test_the_key_may_do_everything() -> None:
+    keys = store()
+    await usable_key(keys, PEPPER, None, None)
+    (key,) = await keys.list()
+    assert key.scopes == {"inference", "admin"}
+
+
+async def test_a_stored_key_survives_the_loss_of_the_server() -> None:
+    made = await usable_key(store(), PEPPER, None, None)
+    fresh = store()
+    assert await usable_key(fresh, PEPPER, None, made) == made
+    assert [key.public_id for key in await fresh.list()] == [public_id(made)]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+async def test_a_revoked_or_damaged_stored_key_is_replaced(damaged: bool) -> None:
+    keys = store()
+    made = await usable_key(keys, PEPPER, None, None)
+    if damaged:
+        stored = made[:-1] + ("x" if made[-1] != "x" else "y")
+    else:
+        stored = made
+        await keys.revoke(public_id(made))
+    assert await usable_key(keys, PEPPER, None, stored) not in (made, stored)
+
+
+async def test_a_given_key_goes_before_the_stored_one() -> None:
+    keys = store()
+    made = await usable_key(keys, PEPPER, None, None)
+    own = "sk-my-own-key-0123456789"
+    assert await usable_key(keys, PEPPER, own, made) == own
+    with pytest.raises(ValueError, match="characters"):
+        await usable_key(keys, PEPPER, "short", made)
