@@ -168,6 +168,7 @@ class EngineLoop:
         self._notify()
         self._retire(now_s)
         if self._finished(inbound):
+            self._cache_stats_at = float("-inf")
             self.publish_metrics(now_s)
             return False
         plan = self.scheduler.schedule(now_s)
@@ -194,6 +195,10 @@ class EngineLoop:
         resident = self._lifecycle.resident
         budget = self._settings.max_batch + self._settings.max_waiting - resident
         idle = resident == 0 and not self._running
+        if idle:
+            # It may sleep for long: what is shown meanwhile must be the idle state.
+            self._cache_stats_at = float("-inf")
+            self.publish_metrics(self._clock.monotonic())
         inbound = self._door.pop(max(0, budget), block=idle and not self._draining)
         self._draining |= inbound.drain
         return inbound
