@@ -47,8 +47,6 @@ CHECK_MOST_S: Final = 30.0
 """Longest time between two questions about one silent request."""
 BEHIND_CHECK_S: Final = 0.1
 """Time between two tries to fetch what is missing."""
-REMARK_S: Final = 1.0
-"""A choice that goes on although it was stopped is stopped again after this."""
 NO_BOUND: Final = 2**31 - 1
 """A request that was admitted once is not refused when it is submitted again."""
 

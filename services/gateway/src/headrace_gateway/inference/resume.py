@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Final, cast
 
 from headrace_contracts.pb.queue_pb2 import RequestRecord, Sampling
+from headrace_transport.interface import RequestState
 
 from headrace_gateway.errors import InvalidRequest
 from headrace_gateway.inference.catalog import Model
@@ -80,26 +81,19 @@ def record_ids(call_id: str, prompts: int) -> list[str]:
 
 
 def resumed_session(
-    record_id: str,
-    model: Model,
-    note: EdgeNote,
-    *,
-    n: int,
-    attempt: int,
-    prompt_tokens: int,
-    now: float,
+    record_id: str, model: Model, note: EdgeNote, state: RequestState, *, now: float
 ) -> Session:
     """A session that knows nothing yet of what was delivered: the log and an attach tell it."""
     sampling = Sampling(stop_token_ids=note.stop_token_ids)
     if note.logprobs is not None:
         sampling.logprobs = note.logprobs
     record = RequestRecord(
-        id=record_id, model=model.card.model, n=n, attempt=attempt, sampling=sampling
+        id=record_id, model=state.model, n=state.n, attempt=state.attempt, sampling=sampling
     )
     session = Session(
         record,
         choice_text=note.choice_text(model),
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=state.prompt_tokens,
         now=now,
         hidden=note.hidden,
     )

@@ -1,0 +1,213 @@
+"""The open calls of this process, and every way in which one of them ends.
+
+A call ends once: at its engine's word, by a stop string, a cancel, its deadline, the end of
+its grace, a failure. Whoever ends it here tells the engine too. Next:
+headrace_gateway.inference.receipt
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from headrace_contracts.codes import FinishReason
+from headrace_kit.clock import Clock
+from headrace_kit.log import get_logger
+from headrace_transport.errors import TransportUnavailable
+from headrace_transport.interface import GatewayWire
+
+from headrace_gateway.errors import Conflict, GatewayError
+from headrace_gateway.inference.admission import DrainRate
+from headrace_gateway.inference.cancels import Cancels
+from headrace_gateway.inference.inbox import Inbox
+from headrace_gateway.inference.receipt import Receipts
+from headrace_gateway.inference.running import OpenCall
+from headrace_gateway.inference.session import Outcome, Session
+
+log = get_logger(__name__)
+
+REMARK_S: Final = 1.0
+"""A choice that goes on although it was stopped is stopped again after this."""
+CLOSING_S: Final = 10.0
+"""How long an ended request keeps its slots when its engine does not tell its end."""
+
+
+class Book:
+    """Open calls by id. One event loop; nothing here waits for anything but the server."""
+
+    def __init__(
+        self,
+        wire: GatewayWire,
+        process: str,
+        clock: Clock,
+        *,
+        cancels: Cancels,
+        receipts: Receipts,
+        mend: Callable[[Session], object],
+    ) -> None:
+        """``mend`` fetches what a session misses."""
+        self._wire = wire
+        self._process = process
+        self._clock = clock
+        self._cancels = cancels
+        self._receipts = receipts
+        self._mend = mend
+        self._calls: dict[str, OpenCall] = {}
+        self._by_record: dict[str, OpenCall] = {}
+        self._rates: dict[str, DrainRate] = {}
+        self.unsettled = 0
+        """Calls that have not ended."""
+
+    def find(self, call_id: str) -> OpenCall | None:
+        """An open call, or one that ended a moment ago."""
+        return self._calls.get(call_id)
+
+    @property
+    def calls(self) -> list[OpenCall]:
+        """All of them."""
+        return list(self._calls.values())
+
+    def enter(self, call: OpenCall) -> None:
+        """Takes in a call whose requests are queued. Rows of it may have come before."""
+        self._calls[call.id] = call
+        self.unsettled += 1
+        for session in call.sessions:
+            self._by_record[session.id] = call
+        for session in call.sessions:
+            if session.ended:
+                self.changed(session)
+
+    def rate(self, model: str) -> DrainRate:
+        """How fast the model's queue empties."""
+        return self._rates.setdefault(model, DrainRate())
+
+    def heard(self, session: Session, outcome: Outcome, choice: int) -> None:
+        """A row did something to a session."""
+        now = self._clock.monotonic()
+        if outcome & Outcome.BEGAN:
+            self.rate(session.record.model).began(now)
+        if outcome & Outcome.BEHIND and now >= session.next_check:
+            self._mend(session)
+        said = session.choices[choice]
+        if outcome & Outcome.STOPPED or (
+            outcome & Outcome.DUPLICATE and said.stop_string and now - said.marked_at > REMARK_S
+        ):
+            self._stop(session, choice)
+        if session.ended:
+            self.changed(session)
+
+    def changed(self, session: Session) -> None:
+        """A session ended, or was mended."""
+        for index, choice in enumerate(session.choices):
+            if choice.stop_string and not choice.engine_done and not choice.marked_at:
+                self._stop(session, index)
+        session.close(self._clock.monotonic())
+        call = self._by_record.get(session.id)
+        if call is None:
+            return
+        if session.failure is not None:  # one prompt's failure is the call's
+            self._end_sessions(call, FinishReason.CANCELLED, "failure")
+        self._settle(call)
+
+    def end(self, call: OpenCall, reason: FinishReason, cause: str) -> None:
+        """Ends a call at its readers now, and at its engine as soon as it hears of it."""
+        if not call.ended:
+            call.cause = call.cause or cause
+        self._end_sessions(call, reason, cause)
+        self._settle(call)
+
+    def fail_all(self, error: Callable[[], GatewayError], *, keep: bool) -> None:
+        """Ends every open call at its readers with an error. ``keep``: its engine goes on, so
+        that another gateway can take it up.
+        """
+        now = self._clock.monotonic()
+        for call in self.calls:
+            if not call.ended:
+                call.cause = call.cause or "drain"
+            for session in call.sessions:
+                if session.ended:
+                    continue
+                session.fail(error(), now)
+                if not keep:
+                    self.cancel_record(session, "drain")
+            self._settle(call)
+
+    def cancel_record(
+        self, session: Session, cause: str, reason: FinishReason = FinishReason.CANCELLED
+    ) -> None:
+        """Tells the engine, or the queue, that a record is over."""
+        self._cancels.ask(session.record.model, session.id, reason, cause=cause)
+
+    def look(self, *, grace_s: float, inbox: Inbox) -> Iterable[OpenCall]:
+        """Ends what is past its deadline and forgets what is over. Gives the calls whose readers
+        have been gone for ``grace_s``.
+        """
+        now = self._clock.monotonic()
+        for call in self.calls:
+            if call.ended:
+                if not call.readers and not _closing(call, now):
+                    self._forget(call, inbox)
+            elif call.deadline is not None and now >= call.deadline:
+                self.end(call, FinishReason.DEADLINE, "deadline")
+            elif call.left_at is not None and now - call.left_at >= grace_s:
+                call.left_at = None
+                yield call
+
+    async def grace_over(self, call: OpenCall) -> None:
+        """Cancels a call that nobody took up, unless another gateway has it now."""
+        for session in call.sessions:
+            if session.ended:
+                continue
+            try:
+                state = await self._wire.request_state(session.id)
+            except TransportUnavailable:
+                state = None
+            if call.readers:
+                return
+            if state is not None and state.gateway not in ("", self._process):
+                moved = Conflict("The stream was taken up at another gateway.")
+                session.fail(moved, self._clock.monotonic())
+        self.end(call, FinishReason.CANCELLED, "disconnect")
+
+    def _end_sessions(self, call: OpenCall, reason: FinishReason, cause: str) -> None:
+        for session in call.sessions:
+            if not session.ended:
+                session.end_here(reason, self._clock.monotonic())
+                self.cancel_record(session, cause, reason)
+
+    def _stop(self, session: Session, choice: int) -> None:
+        """Tells the engine that a stop string ended a choice, and where."""
+        stopped = session.choices[choice]
+        stopped.marked_at = self._clock.monotonic()
+        self._cancels.ask(
+            session.record.model,
+            session.id,
+            FinishReason.STOP,
+            cause="stop_string",
+            choice=choice,
+            at=len(stopped.tokens),
+        )
+
+    def _settle(self, call: OpenCall) -> None:
+        """Counts and logs the end of a call, once."""
+        if call.ended and not call.reported:
+            call.reported = True
+            self.unsettled -= 1
+            self._receipts.write(call)
+
+    def _forget(self, call: OpenCall, inbox: Inbox) -> None:
+        for session in call.sessions:
+            inbox.close(session)
+            self._by_record.pop(session.id, None)
+        del self._calls[call.id]
+
+
+def _closing(call: OpenCall, now: float) -> bool:
+    """Whether the engine may still have to be told again that a request is over."""
+    return any(
+        not session.engine_done
+        and session.failure is None
+        and session.ended_at is not None
+        and now - session.ended_at < CLOSING_S
+        for session in call.sessions
+    )
