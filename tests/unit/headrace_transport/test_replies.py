@@ -1,0 +1,41 @@
+"""Replies, narrowed."""
+
+from __future__ import annotations
+
+import pytest
+from headrace_transport.errors import CommandFailed
+from headrace_transport.replies import (
+    Reply,
+    as_bytes,
+    as_entries,
+    as_fields,
+    as_int,
+    as_list,
+    as_text,
+)
+
+
+def test_integers_come_in_several_shapes() -> None:
+    assert as_int(3) == 3
+    assert as_int(b"17") == 17
+    assert as_int(b"1.8e3") == 1800
+
+
+def test_absent_array_is_empty() -> None:
+    assert as_list(None) == []
+    assert as_fields(None) == {}
+
+
+def test_entries_are_id_and_fields() -> None:
+    reply: Reply = [[b"1-0", [b"a", b"\xff", b"b", b""]], [b"1-1", []]]
+    assert as_entries(reply) == [("1-0", {"a": b"\xff", "b": b""}), ("1-1", {})]
+
+
+def test_other_shapes_are_a_failure_not_a_guess() -> None:
+    for call in (as_int, as_bytes, as_text):
+        with pytest.raises(CommandFailed):
+            call(None)
+        with pytest.raises(CommandFailed):
+            call([b"x"])
+    with pytest.raises(CommandFailed):
+        as_list(b"x")
