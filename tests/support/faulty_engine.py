@@ -17,6 +17,7 @@ from headrace_engine.executor.echo import EchoExecutor
 from headrace_engine.loading import LoadedModel
 from headrace_engine.settings import EngineSecrets, EngineSettings
 from headrace_engine.state.batch import BatchData
+from headrace_engine.threads import leave_if_busy
 from headrace_kit.flags import add_flags, given_flags
 from headrace_kit.log import configure_logging
 from headrace_kit.settings import load
@@ -46,15 +47,17 @@ def load_faulty(settings: EngineSettings, percent: Callable[[int], None]) -> Loa
     return LoadedModel(settings.model_name or "m", executor, None)
 
 
-def main() -> int:
+def run_with(load_model: Callable[[EngineSettings, Callable[[int], None]], LoadedModel]) -> int:
     """The engine's main, with another loader."""
     parser = argparse.ArgumentParser()
     add_flags(parser, EngineSettings)
     settings = load(EngineSettings, cli=given_flags(parser.parse_args()))
     configure_logging(service="engine", level=settings.log_level)
     with asyncio.Runner() as runner:
-        return runner.run(EngineProcess(settings, EngineSecrets(), load=load_faulty).run())
+        code = runner.run(EngineProcess(settings, EngineSecrets(), load=load_model).run())
+    leave_if_busy(code)
+    return code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_with(load_faulty))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.pb.queue_pb2 import Fence, Frame
@@ -11,9 +11,12 @@ from headrace_contracts.pb.queue_pb2 import Fence, Frame
 class OutStream:
     """Entries of one gateway, put together as a gateway would: fences hold back what is stale."""
 
-    def __init__(self, entries: Sequence[Frame | Fence]) -> None:
+    def __init__(
+        self, entries: Sequence[Frame | Fence], known: Mapping[int, Sequence[int]] | None = None
+    ) -> None:
+        """``known`` tokens by slot were received elsewhere, before a resume."""
         self.frames = [entry for entry in entries if isinstance(entry, Frame)]
-        self.tokens: dict[int, list[int]] = {}
+        self.tokens = {slot: list(tokens) for slot, tokens in (known or {}).items()}
         """By slot; a token that comes twice must come alike."""
         self.finishes: dict[int, FinishReason] = {}
         self.codes: dict[int, int] = {}

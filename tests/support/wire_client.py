@@ -24,17 +24,14 @@ class WireClient:
         self.wire = wire
         self.name = name
         self.entries: list[Frame | Fence] = []
+        self.known: dict[int, list[int]] = {}
+        """Tokens by slot that were received elsewhere, before a resume."""
         self._grew = asyncio.Event()
 
     @property
     def out(self) -> OutStream:
         """Everything received so far."""
-        return OutStream(self.entries)
-
-    @property
-    def frames(self) -> list[Frame]:
-        """Every frame received so far."""
-        return [entry for entry in self.entries if isinstance(entry, Frame)]
+        return OutStream(self.entries, self.known)
 
     async def submit(self, record: RequestRecord) -> None:
         """Queues a record."""

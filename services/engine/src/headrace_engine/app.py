@@ -43,7 +43,7 @@ from headrace_engine.loop.thread import EngineLoop, executor_limits
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.settings import EngineSecrets, EngineSettings, check_settings
 from headrace_engine.state.outputs import PassOutputs
-from headrace_engine.threads import Stopped, in_thread, unless_stopped
+from headrace_engine.threads import Stopped, beside, in_thread, leave_if_busy, unless_stopped
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -72,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logging(service="engine", level=settings.log_level, format=settings.log_format)
     loaded.announce(log)
     with asyncio.Runner() as runner:
-        return runner.run(EngineProcess(settings, hidden).run())
+        code = runner.run(EngineProcess(settings, hidden).run())
+    leave_if_busy(code)
+    return code
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +157,10 @@ class EngineProcess:
         except Stopped:
             log.info("engine.stopped", while_=self._phase)
             return OK
-        except (ModelRejected, ServerUnsuitable, SettingsError, OSError) as error:
+        except (ModelRejected, ServerUnsuitable, SettingsError) as error:
             log.error("engine.refused", reason=str(error))
             return REFUSED
-        except EngineFailed as error:
+        except Exception as error:  # the io thread's top frame: the process ends with its reason
             log.error("engine.failed", reason=str(error), exc_info=error)
             return FAILED
 
@@ -166,20 +168,22 @@ class EngineProcess:
         if self._settings.otlp_endpoint is not None:
             self._registry.start_otlp(self._settings.otlp_endpoint, self._settings.otlp_interval_s)
             life.push("metrics", partial(in_thread, "otlp", self._registry.close))
-        admin = AdminServer(build_admin(self), self._settings.http_host, self._settings.http_port)
-        serving = asyncio.ensure_future(admin.run())
-        life.push("http", partial(_ended, serving))
-        name = self._settings.model_name or name_of(self._settings.model)
-        wire = await self._while_running(self._connect())
-        life.push("wire", wire.close)
-        beating = asyncio.ensure_future(self._beat_while_loading(wire, name))
+        admin = self._open_port()
+        async with beside(admin.run()):
+            wire = await self._while_running(self._connect())
+            life.push("wire", wire.close)
+            async with beside(self._beat_while_loading(wire)):
+                core = await self._while_running(in_thread("loader", self._make_core))
+            life.push("executor", partial(in_thread, "executor close", core.executor.close))
+            await self._while_running(self._publish(wire, core))
+            return await self._serve(wire, core, admin.port)
+
+    def _open_port(self) -> AdminServer:
+        host, port = self._settings.http_host, self._settings.http_port
         try:
-            core = await self._while_running(in_thread("loader", self._make_core))
-        finally:
-            await _ended(beating)
-        life.push("executor", partial(in_thread, "executor close", core.executor.close))
-        await self._while_running(self._publish(wire, core))
-        return await self._serve(wire, core, admin.port)
+            return AdminServer(build_admin(self), host, port)
+        except OSError as error:
+            raise SettingsError([f"http_host {host}, http_port {port}: {error}"]) from error
 
     async def _while_running(self, work: Coroutine[object, object, T]) -> T:
         return await unless_stopped(self._stopping, work)
@@ -223,8 +227,9 @@ class EngineProcess:
         )
         return core
 
-    async def _beat_while_loading(self, wire: EngineWire, model: str) -> None:
+    async def _beat_while_loading(self, wire: EngineWire) -> None:
         ttl_ms = self._settings.lease_ms
+        model = self._settings.model_name or name_of(self._settings.model)
         info = EngineInfo(self._engine, model, "loading", 0, 0, 0, 0)
         while True:
             with contextlib.suppress(TransportUnavailable):
@@ -263,31 +268,36 @@ class EngineProcess:
             self._intake = intake
             self._announce(port)
             await asyncio.wait({engine, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            failure = await self._stop(intake, core, engine)
-            await _within(_LAST_STEP_S, asyncio.shield(signal))
-            await _within(_LAST_STEP_S, wire.leave_engine(intake.keeper.info()))
+            failure = await self._stop(intake, core, engine, signal)
             for task in (running, stopping, signal):
                 task.cancel()
+        await _within(_LAST_STEP_S, wire.leave_engine(intake.keeper.info()))
         if failure is not None:
             raise EngineFailed(f"{type(failure).__name__}: {failure}") from failure
         log.info("engine.stopped")
         return OK
 
     async def _stop(
-        self, intake: Intake, core: Core, engine: asyncio.Task[BaseException | None]
+        self,
+        intake: Intake,
+        core: Core,
+        engine: asyncio.Task[BaseException | None],
+        signal: asyncio.Task[None],
     ) -> BaseException | None:
         """Drains, or cleans up after an engine thread that ended by itself. Its error, if any."""
         if self._ready_file is not None:
             self._ready_file.unlink(missing_ok=True)
         if engine.done():
-            # Leases of what ran are left to lapse: a request that breaks engines is counted so.
+            await _within(_LAST_STEP_S, asyncio.shield(signal))  # the last outputs are in now
             await intake.hand_back_waiting()
             return engine.result() or EngineFailed("the engine thread ended by itself")
         await intake.drain(self._grace_s)
         core.door.close()
         try:
             async with asyncio.timeout(_LAST_STEP_S):
-                return await asyncio.shield(engine)
+                failure = await asyncio.shield(engine)
+                await asyncio.shield(signal)
+                return failure
         except TimeoutError:
             log.error("engine.did_not_stop", seconds=_LAST_STEP_S)
             engine.cancel()
@@ -345,12 +355,6 @@ async def _outcome(work: Coroutine[object, object, None]) -> BaseException | Non
     except BaseException as error:
         return error
     return None
-
-
-async def _ended(task: asyncio.Future[None]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
 
 
 async def _within(

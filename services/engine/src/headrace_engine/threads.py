@@ -1,14 +1,17 @@
-"""Threads as coroutines: a thread's result, or its error, is awaited on the io thread."""
+"""Threads and side work as coroutines: a result, or an error, is awaited on the io thread."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import TypeVar
 
 T = TypeVar("T")
+_PREFIX = "headrace-"
 
 
 class Stopped(Exception):
@@ -40,8 +43,18 @@ async def in_thread(name: str, body: Callable[[], T]) -> T:
             else:
                 loop.call_soon_threadsafe(succeed, result)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    threading.Thread(target=run, name=f"{_PREFIX}{name}", daemon=True).start()
     return await outcome
+
+
+def leave_if_busy(code: int) -> None:
+    """Ends the process at once if a thread of ours is still at work.
+
+    A thread deep in a library cannot be interrupted, and must not meet a dying interpreter.
+    """
+    if any(thread.name.startswith(_PREFIX) for thread in threading.enumerate()):
+        sys.stderr.flush()
+        os._exit(code)
 
 
 async def unless_stopped(stopping: asyncio.Event, work: Coroutine[object, object, T]) -> T:
@@ -58,3 +71,19 @@ async def unless_stopped(stopping: asyncio.Event, work: Coroutine[object, object
     if doing.cancelled():
         raise Stopped
     return doing.result()
+
+
+@contextlib.asynccontextmanager
+async def beside(*works: Coroutine[object, object, None]) -> AsyncGenerator[None]:
+    """Runs ``works`` while the body runs, and cancels them after it.
+
+    The first error, of the body or of a work, ends all and is raised as it is.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+            yield
+            for task in tasks:
+                task.cancel()
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from failures

@@ -33,7 +33,6 @@ from headrace_engine.intake.link import Link
 from headrace_engine.intake.publisher_frames import frames_of, row_finish
 from headrace_engine.metrics import EngineMetrics
 from headrace_engine.state.outputs import PassOutputs, RowEnd
-from headrace_engine.state.request import RequestHandle
 
 log = get_logger(__name__)
 
@@ -98,8 +97,7 @@ class Publisher:
         """Passes of the engine, in their order."""
         for outputs in batch:
             self._desk.seen(outputs)
-            self._spare_the_migrating(outputs)
-            self.offer(from_outputs(outputs))
+            self.offer(self._without_migrating(from_outputs(outputs)))
 
     def offer(self, rows: Rows) -> None:
         """Rows to publish. Never waits."""
@@ -190,13 +188,21 @@ class Publisher:
             self.over.append(held)
             self.log_wake.set()
 
-    def _spare_the_migrating(self, outputs: PassOutputs) -> None:
-        """What a failing engine ended has not ended: its lease lapses and a successor continues it."""
-        for end in outputs.ends:
-            if end.code is Code.ENGINE_FAILED:
-                held = self._desk.holdings.of(RequestHandle(int(outputs.handles[end.row])))
-                if held is not None:
-                    self._desk.let_go(held, "failed")
+    def _without_migrating(self, rows: Rows) -> Rows:
+        """What a failing engine ended has not ended: a successor continues it.
+
+        What ran is let go, and its lease lapses, which counts as a crash: it may be to blame.
+        What no pass has touched stays held, to be handed back.
+        """
+        failed = [row for row, end in rows.ends if end.code is Code.ENGINE_FAILED]
+        if not failed:
+            return rows
+        for place in self._desk.book.find(rows.keys[failed]).tolist():
+            if place >= 0 and self._desk.book.owner(place).started:
+                self._desk.let_go(self._desk.book.owner(place), "failed")
+        mask = np.ones(len(rows.keys), dtype=np.bool_)
+        mask[failed] = False
+        return select(rows, mask)
 
     def _log_is_due(self, places: Int64) -> bool:
         book = self._desk.book

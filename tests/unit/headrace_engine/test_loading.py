@@ -1,0 +1,144 @@
+"""From settings to a model: names, sizes, cards."""
+
+from __future__ import annotations
+
+import pytest
+from headrace_engine.errors import ModelRejected
+from headrace_engine.executor.echo import EchoExecutor
+from headrace_engine.loading import (
+    LoadedModel,
+    fit,
+    load_model,
+    name_of,
+    percent_log,
+    publish_card,
+)
+from headrace_engine.model.loader.tokenizer_files import TokenizerFiles
+from headrace_engine.settings import DEFAULT_MODEL, EngineSettings
+from headrace_transport.memory import MemoryBroker, MemoryEngineWire
+from structlog.testing import capture_logs
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (DEFAULT_MODEL, "SmolLM2-135M-Instruct"),
+        ("hf://org/some-model@main", "org/some-model"),
+        ("/models/My Model/", "My-Model"),
+        ("models/tiny-q4_k_m.gguf", "tiny"),
+        ("models/tiny.BF16.gguf", "tiny"),
+        ("models/qwen2.gguf", "qwen2"),
+    ],
+)
+def test_a_name_is_made_of_the_last_part_without_its_format(model: str, name: str) -> None:
+    assert name_of(model) == name
+
+
+def test_a_path_that_gives_no_name_is_refused() -> None:
+    with pytest.raises(ModelRejected, match="model_name"):
+        name_of("//")
+
+
+def echo(context: int = 4096) -> EchoExecutor:
+    """A small executor: 16 tokens take 64 bytes."""
+    return EchoExecutor(100, context_tokens=context, kv_bytes_per_token=4)
+
+
+def test_the_cache_is_sized_by_its_bytes() -> None:
+    numbers = fit(EngineSettings(cache_bytes=1 << 16), echo())
+
+    assert numbers.pool_blocks == (1 << 16) // 64
+    assert numbers.session_tokens == 4096
+
+
+def test_a_cache_smaller_than_the_models_context_lowers_it_and_says_so() -> None:
+    with capture_logs() as logs:
+        numbers = fit(EngineSettings(cache_blocks=8), echo())
+
+    assert numbers.session_tokens == 128
+    assert [(entry["event"], entry["cache_tokens"]) for entry in logs] == [("context.lowered", 128)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (EngineSettings(context_tokens=5000), "4096"),
+        (EngineSettings(context_tokens=1000, cache_blocks=8), "128 tokens"),
+        (EngineSettings(cache_blocks=1), "16 tokens"),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_the_numbers(settings: EngineSettings, words: str) -> None:
+    with pytest.raises(ModelRejected, match=words):
+        fit(settings, echo())
+
+
+async def test_the_card_tells_gateways_what_they_need() -> None:
+    tokenizer = TokenizerFiles(
+        files={"tokenizer.json": b"{}"},
+        chat_template="{{ messages }}",
+        special_tokens={"eos_token": "</s>"},
+        end_token_ids=(2, 7),
+        begin_token_id=1,
+        add_begin_token=True,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=20,
+    )
+    broker = MemoryBroker()
+    model = LoadedModel("m", echo(), tokenizer)
+    numbers = fit(EngineSettings(cache_blocks=64), model.executor)
+
+    await publish_card(MemoryEngineWire(broker), model, numbers, created_s=5)
+
+    card = broker.cards["m"]
+    digest = card.files["tokenizer.json"].removeprefix("sha256:")
+    assert broker.blobs[digest] == b"{}"
+    assert (card.context_tokens, card.pool_tokens, card.block_tokens) == (1024, 1024, 16)
+    assert (card.vocabulary, card.weights_version, card.created) == (100, "echo-1", 5)
+    assert list(card.end_token_ids) == [2, 7]
+    assert (card.begin_token_id, card.add_begin_token) == (1, True)
+    assert (card.temperature, card.top_k) == (0.5, 20)
+    assert dict(card.special_tokens) == {"eos_token": "</s>"}
+
+
+async def test_a_card_without_a_tokenizer_names_no_files() -> None:
+    broker = MemoryBroker()
+    model = LoadedModel("m", echo(), None)
+
+    await publish_card(
+        MemoryEngineWire(broker), model, fit(EngineSettings(), model.executor), created_s=5
+    )
+
+    assert not broker.cards["m"].files
+    assert not broker.cards["m"].HasField("begin_token_id")
+
+
+def test_progress_is_said_once_a_second_and_at_the_end() -> None:
+    now = [10.0]
+    say = percent_log(lambda: now[0])
+    with capture_logs() as logs:
+        for value in range(101):
+            now[0] += 0.1
+            say(value)
+        say(100)
+
+    said = [entry["percent"] for entry in logs]
+    assert said[-1] == 100
+    assert len(said) in (11, 12)
+
+
+def test_an_echo_engine_may_come_without_a_tokenizer() -> None:
+    settings = EngineSettings(executor="echo", echo_tokenizer=False, echo_context_tokens=64)
+
+    model = load_model(settings, lambda _: None)
+
+    assert model.tokenizer is None
+    assert model.executor.shape.context_tokens == 64
+
+
+def test_an_echo_engine_brings_the_tokenizer_of_its_model() -> None:
+    model = load_model(EngineSettings(executor="echo"), lambda _: None)
+
+    assert model.tokenizer is not None
+    assert "tokenizer.json" in model.tokenizer.files
+    assert model.name == "SmolLM2-135M-Instruct"

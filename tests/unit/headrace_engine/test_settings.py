@@ -1,0 +1,64 @@
+"""The engine's settings, and what contradicts itself in them."""
+
+from __future__ import annotations
+
+import pytest
+from headrace_engine.settings import EngineSecrets, EngineSettings, check_settings
+from headrace_kit.errors import SettingsError
+from headrace_kit.settings import load, load_secrets
+
+
+def test_the_defaults_agree_with_each_other() -> None:
+    check_settings(EngineSettings())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            EngineSettings(max_batch=400, batch_tokens=512, prefill_chunk_tokens=256),
+            ("batch_tokens (512)", "max_batch (400)", "prefill_chunk_tokens (256)"),
+        ),
+        (
+            EngineSettings(block_tokens=64, prefill_chunk_tokens=32),
+            ("prefill_chunk_tokens (32)", "block_tokens (64)"),
+        ),
+        (EngineSettings(stall_s=1.0, lease_ms=30_000), ("stall_s (1 s)", "lease_ms (30000 ms)")),
+    ],
+)
+def test_a_contradiction_is_named_with_both_values(
+    settings: EngineSettings, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        check_settings(settings)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_every_contradiction_is_named_at_once() -> None:
+    with pytest.raises(SettingsError) as caught:
+        check_settings(EngineSettings(max_batch=9000, block_tokens=512))
+    assert len(caught.value.problems) == 2
+
+
+def test_the_environment_sets_them() -> None:
+    settings = load(
+        EngineSettings,
+        environ={"HEADRACE_ENGINE_MAX_BATCH": "8", "HEADRACE_ENGINE_PREFIX_CACHE": "off"},
+    )
+
+    assert (settings.max_batch, settings.prefix_cache) == (8, False)
+
+
+@pytest.mark.parametrize("name", ["two words", "brace{", "x" * 257])
+def test_a_model_name_that_cannot_be_a_key_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match="MODEL_NAME"):
+        load(EngineSettings, environ={"HEADRACE_ENGINE_MODEL_NAME": name})
+
+
+def test_the_password_is_a_secret_and_no_setting() -> None:
+    hidden = load_secrets(EngineSecrets, environ={"HEADRACE_ENGINE_REDIS_PASSWORD": "hunter2"})
+
+    assert hidden.redis_password is not None
+    assert "hunter2" not in repr(hidden)
+    assert "redis_password" not in EngineSettings.model_fields
