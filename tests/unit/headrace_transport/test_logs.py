@@ -68,7 +68,8 @@ async def test_only_what_overlapped_is_sent_again() -> None:
     sent: list[list[str]] = []
     held = {"fits": 0, "overlaps": 1, "lost": 0, "held": 5}
 
-    async def append(_: str, entries: Sequence[Append]) -> Sequence[Logged]:
+    async def append(engine: str, entries: Sequence[Append]) -> Sequence[Logged]:
+        assert engine == "e-1"
         sent.append([request for request, _, _ in entries])
         outcome: list[Logged] = []
         for request, _, each in entries:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from headrace_contracts import keys
-from headrace_contracts.limits import MAX_CHOICES, WIRE_VERSION
+from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import CancelMark, CancelNudge, Control
 
 from headrace_transport.endings import ending_of, terminal_frame, total_usage
 from headrace_transport.errors import TransportUnavailable
 from headrace_transport.names import check_model, check_name
 from headrace_transport.part import Part
-from headrace_transport.replies import as_bytes, as_list, as_text
+from headrace_transport.replies import Reply, as_bytes, as_list, as_text
 
 _TRIES = 8
 
@@ -75,15 +75,15 @@ class MarkReads(Part):
         """See ``EngineWire.cancels``."""
         if not requests:
             return {}
-        names = [
-            name
-            for request in requests
-            for name in (request, *(f"{request}/{choice}" for choice in range(MAX_CHOICES)))
-        ]
-        values = as_list(await self._server.command("HMGET", keys.cancels(model), *names))
-        found: dict[str, list[CancelMark]] = {}
-        for name, value in zip(names, values, strict=True):
-            if value is not None:
-                mark = CancelMark.FromString(as_bytes(value))
-                found.setdefault(name.partition("/")[0], []).append(mark)
-        return found
+        return marks_by_id(await self._server.run_model("marks", model, list(requests)))
+
+
+def marks_by_id(reply: Reply) -> dict[str, Sequence[CancelMark]]:
+    """Marks from ``id, [mark, ...], id, [mark, ...]``."""
+    flat = as_list(reply)
+    return {as_text(flat[i]): marks_of(flat[i + 1]) for i in range(0, len(flat) - 1, 2)}
+
+
+def marks_of(reply: Reply) -> list[CancelMark]:
+    """Marks from an array of them."""
+    return [CancelMark.FromString(as_bytes(mark)) for mark in as_list(reply)]

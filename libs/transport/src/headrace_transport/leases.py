@@ -13,8 +13,9 @@ from headrace_contracts.limits import (
     MAX_CRASHES,
     SUSPECT_CRASHES,
 )
-from headrace_contracts.pb.queue_pb2 import CancelMark, LogEntry, Usage
+from headrace_contracts.pb.queue_pb2 import LogEntry, Usage
 
+from headrace_transport.cancels import marks_by_id, marks_of
 from headrace_transport.claims import Claims, Taken
 from headrace_transport.errors import CommandFailed
 from headrace_transport.frames import FrameWrites
@@ -68,10 +69,8 @@ class Leases(FrameWrites):
         lost, cancelled = as_list(
             await self._server.run_model("renew", model, [engine, lease_ms, *_flat(attempts)])
         )
-        flat = as_list(cancelled)
         return Renewed(
-            lost=[as_text(name) for name in as_list(lost)],
-            cancelled={as_text(flat[i]): _marks(flat[i + 1]) for i in range(0, len(flat) - 1, 2)},
+            lost=[as_text(name) for name in as_list(lost)], cancelled=marks_by_id(cancelled)
         )
 
     async def release(self, model: str, engine: str, attempts: Mapping[str, int]) -> None:
@@ -170,10 +169,6 @@ def _flat(attempts: Mapping[str, int]) -> list[Argument]:
     return [item for pair in attempts.items() for item in pair]
 
 
-def _marks(reply: Reply) -> list[CancelMark]:
-    return [CancelMark.FromString(as_bytes(mark)) for mark in as_list(reply)]
-
-
 def _taken(row: list[Reply]) -> Taken:
     verdict = as_text(row[3])
     if verdict not in ("run", "poison", "expired", "lost"):
@@ -191,5 +186,5 @@ def _taken(row: list[Reply]) -> Taken:
         begun=as_int(row[8]) == 1,
         past=[(past[i], int(past[i + 1])) for i in range(0, len(past), 2)],
         record=as_bytes(row[10]),
-        marks=_marks(row[11]),
+        marks=marks_of(row[11]),
     )

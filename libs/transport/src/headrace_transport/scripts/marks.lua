@@ -1,0 +1,16 @@
+#!lua flags=no-writes,allow-oom
+-- Reads the marks of requests.
+--
+-- prelude common
+-- A  ids
+-- Returns {id, {marks}, ...} for those that have any
+local found = {}
+for _, id in ipairs(A) do
+  local n = tonumber(redis.call('HGET', state_key(id), 'n') or '1')
+  local marks = marks_of(id, n)
+  if #marks > 0 then
+    found[#found + 1] = id
+    found[#found + 1] = marks
+  end
+end
+return found
