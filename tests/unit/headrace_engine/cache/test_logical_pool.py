@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from headrace_contracts.prefix_key import fold
 from headrace_engine.cache.block import SequenceBlocks
+from headrace_engine.cache.trie import Fold
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -237,9 +238,12 @@ def test_random_use_keeps_every_invariant(colliding: bool) -> None:
     def collide(*_: Any) -> Any:
         return b"\0" * 16
 
-    machine = type(
-        "Machine", (PoolMachine,), {"fold": staticmethod(collide if colliding else fold)}
-    )
+    folds: dict[bool, Fold] = {True: collide, False: fold}
+
+    def chosen(parent: Any, tokens: bytes, fingerprints: Any) -> Any:
+        return folds[colliding](parent, tokens, fingerprints)
+
+    machine = type("Machine", (PoolMachine,), {"fold": staticmethod(chosen)})
     run_state_machine_as_test(
         machine,
         settings=settings(

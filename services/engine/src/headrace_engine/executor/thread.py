@@ -71,18 +71,23 @@ class ExecutorThread:
             self._done.close()
 
     def _serve(self) -> None:
-        running: deque[BatchData] = deque()
-        error: BaseException | None = None
+        running: deque[tuple[BatchData, BaseException | None]] = deque()
+        not_submitted: BaseException | None = None
+        not_collected: BaseException | None = None
         while True:
             batch = self._todo.take(0 if running else None)
             if batch is None and not running:
                 return
             if batch is not None:
-                error = error or self._try(self._executor.submit, batch)
-                running.append(batch)
+                # What was submitted before an error may still be collected; nothing follows it.
+                not_submitted = (
+                    not_collected or not_submitted or self._try(self._executor.submit, batch)
+                )
+                running.append((batch, not_submitted))
             if batch is None or len(running) == self.limits.phases:
-                oldest = running.popleft()
-                error = error or self._try(self._executor.collect, oldest)
+                oldest, error = running.popleft()
+                error = error or not_collected or self._try(self._executor.collect, oldest)
+                not_collected = error
                 oldest.error = error
                 self._done.put(oldest)
 
