@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -89,16 +90,21 @@ def small(start: StartStack) -> ServedStack:
     )
 
 
-LONG: Body = {"prompt": "again and again and again", "max_tokens": 50}
+@pytest.fixture
+def small_api(small: ServedStack) -> Generator[Api]:
+    with Api(small) as made:
+        yield made
+
+
+LONG: Body = {"prompt": "again and " * 250, "max_tokens": 50}
+"""The echo engine says 500 words again if it is let."""
 
 
 @pytest.mark.slow
 @pytest.mark.case("BR-30")
-def test_a_full_queue_says_when_to_come_back(small: ServedStack) -> None:
-    api = Api(small)
-
+def test_a_full_queue_says_when_to_come_back(small: ServedStack, small_api: Api) -> None:
     def ask(number: int) -> httpx.Response:
-        return api.completion({**LONG, "stream": number % 2 == 0})
+        return small_api.completion({**LONG, "stream": number % 2 == 0})
 
     with ThreadPoolExecutor(12) as threads:
         answers = list(threads.map(ask, range(12)))
@@ -138,13 +144,12 @@ def test_clients_that_back_off_all_succeed_in_the_end(small: ServedStack) -> Non
 @pytest.mark.slow
 @pytest.mark.case("BR-30")
 @pytest.mark.case("BR-19")
-def test_cancelling_a_queued_request_frees_its_place(small: ServedStack) -> None:
-    api = Api(small)
+def test_cancelling_a_queued_request_frees_its_place(small: ServedStack, small_api: Api) -> None:
     body = {"model": small.model, **LONG, "max_tokens": 400, "stream": True}
 
     def begin(streams: contextlib.ExitStack) -> httpx.Response:
         """Returns as soon as the request is admitted or refused."""
-        return streams.enter_context(api.client.stream("POST", "/v1/completions", json=body))
+        return streams.enter_context(small_api.client.stream("POST", "/v1/completions", json=body))
 
     with contextlib.ExitStack() as streams:
         admitted = [begin(streams)]
@@ -153,7 +158,7 @@ def test_cancelling_a_queued_request_frees_its_place(small: ServedStack) -> None
             assert len(admitted) <= 10
         assert answer.status_code == 429
         last = admitted[-1].headers["x-headrace-request-id"]
-        assert api.client.delete(f"/v1/requests/{last}").json()["cancelled"] is True
+        assert small_api.client.delete(f"/v1/requests/{last}").json()["cancelled"] is True
         assert begin(streams).status_code == 200
         error = told(admitted[-1].read()).error
         assert error is not None
@@ -168,8 +173,8 @@ def test_a_stopping_gateway_lets_streams_end(start: StartStack) -> None:
         "--executor=echo",
         environ={"HEADRACE_ENGINE_ECHO_STEP_MS": "20", "HEADRACE_GATEWAY_DRAIN_S": "20"},
     )
-    api = Api(running)
     with (
+        Api(running) as api,
         httpx.Client(base_url=running.url, trust_env=False) as idle,
         ThreadPoolExecutor(4) as threads,
     ):

@@ -49,24 +49,26 @@ def test_a_stream_goes_on_at_another_gateway(start: StartStack) -> None:
         "--gateways=2",
         environ={"HEADRACE_GATEWAY_RESUME_GRACE_S": "30", "HEADRACE_ENGINE_RESUME_GRACE_S": "30"},
     )
-    api = Api(stack)
-    whole = api.text({**STORY, "max_tokens": 100})
-    raw = b""
-    with api.client.stream(
-        "POST",
-        "/v1/completions",
-        json={"model": stack.model, **STORY, "max_tokens": 100, "stream": True},
-    ) as stream:
-        request = stream.headers["x-headrace-request-id"]
-        for piece in stream.iter_raw():
-            raw += piece
-            if raw.count(b"id: ") >= 10:
-                break
-    seen = raw[: raw.rindex(b"\n\n") + 2]
-    after = cursors(seen)[-1]
-    with httpx.Client(base_url=stack.urls[1], headers=api.client.headers, trust_env=False) as other:
-        rest = other.get(
-            f"/v1/requests/{request}/events", params={"after": after}, timeout=60
-        ).content
-    assert told(seen).texts[0] + told(rest).texts[0] == whole
+    with Api(stack) as api:
+        whole = api.text({**STORY, "max_tokens": 100})
+        raw = b""
+        with api.client.stream(
+            "POST",
+            "/v1/completions",
+            json={"model": stack.model, **STORY, "max_tokens": 100, "stream": True},
+        ) as stream:
+            request = stream.headers["x-headrace-request-id"]
+            for piece in stream.iter_raw():
+                raw += piece
+                if raw.count(b"id: ") >= 10:
+                    break
+        seen = raw[: raw.rindex(b"\n\n") + 2]
+        after = cursors(seen)[-1]
+        with httpx.Client(
+            base_url=stack.urls[1], headers=api.client.headers, trust_env=False
+        ) as other:
+            rest = other.get(
+                f"/v1/requests/{request}/events", params={"after": after}, timeout=60
+            ).content
+        assert told(seen).texts[0] + told(rest).texts[0] == whole
     check_idle(stack)
