@@ -2,7 +2,7 @@
 
 usage: lock.py [--upgrade]
 
-``runtime.txt`` holds what the members' pyproject files ask for; ``dev.txt`` and ``bench.txt``
+``runtime.txt`` holds what the members' pyproject files ask for; ``dev.txt`` and ``peers.txt``
 come from the ``.in`` files beside them. Run on the oldest supported Python.
 """
 
@@ -53,7 +53,7 @@ def main() -> int:
         runtime.write_text("\n".join(external_dependencies()) + "\n")
         compile_set(runtime, "runtime.txt", upgrade)
     compile_set(OUT / "dev.in", "dev.txt", upgrade)
-    compile_set(OUT / "bench.in", "bench.txt", upgrade)
+    compile_set(OUT / "peers.in", "peers.txt", upgrade)
     return 0
 
 

@@ -99,13 +99,14 @@ def say(text: str) -> None:
 def stages(env: Environment, *, torch: bool) -> list[Stage]:
     """What an environment consists of, in order."""
     packages = [REQUIREMENTS / "runtime.txt", REQUIREMENTS / "dev.txt"]
+    torch_sets = (REQUIREMENTS / "torch.txt", REQUIREMENTS / "peers.txt")
     manifests = tuple(ROOT / member / "pyproject.toml" for member in MEMBERS)
 
     def install_packages() -> None:
         env.pip(*(part for path in packages for part in ("-r", str(path))))
 
     def install_torch() -> None:
-        env.pip("-r", str(REQUIREMENTS / "torch.txt"))
+        env.pip(*(part for path in torch_sets for part in ("-r", str(path))))
 
     def install_members() -> None:
         editable = [part for member in MEMBERS for part in ("-e", str(ROOT / member))]
@@ -129,7 +130,7 @@ def stages(env: Environment, *, torch: bool) -> list[Stage]:
     if torch:
         folder = ROOT / "services/engine/src/headrace_engine/kernels"
         kernels = (folder / "build.py", *sorted(folder.glob("cpu/*")))
-        listed.insert(1, Stage("torch", (REQUIREMENTS / "torch.txt",), install_torch))
+        listed.insert(1, Stage("torch", torch_sets, install_torch))
         listed.append(Stage("native kernels", kernels, build_kernels))
     return listed
 

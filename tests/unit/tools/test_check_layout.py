@@ -53,12 +53,14 @@ def test_allowed_exception_that_is_no_longer_needed_is_reported(
 ) -> None:
     monkeypatch.setattr(check_layout, "ROOT", tmp_path)
     monkeypatch.setattr(
-        check_layout, "UNTESTED", {"headrace_demo/a.py": "why", "headrace_demo/gone.py": "why"}
+        check_layout, "UNTESTED", {"headrace_demo/a.py": "a*.md", "headrace_demo/gone.py": "b*.md"}
     )
     path = module(tmp_path, "a.py", LOGIC)
     assert check_layout.without_test([path]) == []
+    (tmp_path / "a1.md").write_text("...")
     assert check_layout.dead_entries() == [
-        "UNTESTED names headrace_demo/gone.py, which does not exist"
+        "UNTESTED names headrace_demo/gone.py, which does not exist",
+        "UNTESTED[headrace_demo/gone.py] names b*.md, which does not exist",
     ]
     test = tmp_path / "tests/unit/headrace_demo/test_a.py"
     test.parent.mkdir(parents=True)

@@ -32,12 +32,12 @@ def test_every_declared_dependency_is_pinned() -> None:
 
 def test_sets_agree_on_every_package_they_share() -> None:
     runtime = pins("runtime.txt")
-    for name in ("dev.txt", "bench.txt", "torch.txt"):
+    for name in ("dev.txt", "peers.txt", "torch.txt"):
         for package, version in pins(name).items():
             assert runtime.get(package, version) == version, f"{name}: {package}"
 
 
 def test_torch_is_in_no_compiled_set() -> None:
-    for name in ("runtime.txt", "dev.txt", "bench.txt"):
+    for name in ("runtime.txt", "dev.txt", "peers.txt"):
         assert "torch" not in pins(name)
         assert not [package for package in pins(name) if package.startswith("nvidia")]
