@@ -124,11 +124,12 @@ class GatewayProcess:
         log.info("gateway.starting", gateway=self._process, pid=os.getpid())
         try:
             http = HttpServer(self._settings.http_host, self._settings.http_port)
-            wire = await _unless(stopping, self._connect())
-            if wire is None:
-                log.info("gateway.stopped", while_="connecting")
-                return OK
-            await self._serve(wire, http, stopping)
+            try:
+                wire = await _unless(stopping, self._connect())
+                if wire is not None:
+                    await self._serve(wire, http, stopping)
+            finally:
+                http.stop()
         except (ServerUnsuitable, OSError) as error:
             log.error("gateway.refused", reason=str(error))
             return REFUSED

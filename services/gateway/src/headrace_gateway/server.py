@@ -64,8 +64,10 @@ class HttpServer:
         await self._up.wait()
 
     def stop(self) -> None:
-        """Ends ``serve`` soon."""
-        if self._server is not None:
+        """Ends ``serve`` soon; lets go of the port where it never began."""
+        if self._server is None:
+            self._socket.close()
+        else:
             self._server.should_exit = True
 
 

@@ -68,6 +68,19 @@ async def test_marks_of_several_choices_wait_beside_each_other_and_are_sent_once
     assert len(wire.marks) == 3
 
 
+async def test_one_can_wait_until_a_mark_is_sent_but_not_for_ever() -> None:
+    wire = Wire()
+    async with Tasks() as tasks:
+        cancels = Cancels(wire, tasks, GatewayMetrics(Registry("gateway")))
+        cancels.ask("m", "r", FinishReason.CANCELLED, cause="request")
+        await cancels.sent(["r", "unknown"], timeout_s=5)
+        assert len(wire.marks) == 1
+        wire.away = True
+        cancels.ask("m", "r", FinishReason.CANCELLED, cause="request")
+        await cancels.sent(["r"], timeout_s=5)  # put off: no reason to wait any longer
+        assert cancels.pending == 1
+
+
 async def test_marks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace_gateway.inference.cancels.MAX_PENDING", 2)
     wire = Wire()

@@ -221,6 +221,17 @@ async def test_cancel_by_id_ends_the_stream_in_every_state() -> None:
         await running.aclose()
 
 
+async def test_the_place_of_a_cancelled_queued_call_is_free_when_cancel_returns() -> None:
+    stack = Stack()
+    async with stack.gateway(max_queued=1).running() as service:
+        await stack.engine.appear()
+        first = await service.start(call("x", request_id="cmpl-1"))
+        await service.cancel("cmpl-1", CALLER)
+        second = await service.start(call("y", request_id="cmpl-2"))
+        await first.aclose()
+        await second.aclose()
+
+
 async def test_another_key_can_neither_see_nor_cancel_nor_resume_a_request() -> None:
     stack = Stack()
     stranger = replace(CALLER, key_id="key2")

@@ -5,6 +5,9 @@ A client that leaves while the server cannot be reached must still free its engi
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final
 
 from headrace_contracts.codes import FinishReason
@@ -30,6 +33,8 @@ class Cancels:
         self._tasks = tasks
         self._metrics = metrics
         self._pending: dict[tuple[str, int | None], tuple[str, CancelMark]] = {}
+        self._sending: dict[str, asyncio.Event] = {}
+        """By request: set once its newest mark was sent, or put off."""
 
     def ask(
         self,
@@ -44,7 +49,15 @@ class Cancels:
         """Has a mark set, soon. ``at``: generated tokens of ``choice`` to keep."""
         mark = mark_of(reason, choice=choice, at=at)
         self._metrics.cancels.labels(cause).inc()
-        self._tasks.spawn(self._send(model, request, mark), name=f"cancel {request}")
+        self._spawn(model, request, mark)
+
+    async def sent(self, requests: Iterable[str], *, timeout_s: float) -> None:
+        """Waits until the marks of these requests are on the server, but not for long."""
+        waited = [self._sending[request] for request in requests if request in self._sending]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                for each in waited:
+                    await each.wait()
 
     @property
     def pending(self) -> int:
@@ -55,9 +68,15 @@ class Cancels:
         """Sends again what could not be sent."""
         pending, self._pending = self._pending, {}
         for (request, _), (model, mark) in pending.items():
-            self._tasks.spawn(self._send(model, request, mark), name=f"cancel {request}")
+            self._spawn(model, request, mark)
 
-    async def _send(self, model: str, request: str, mark: CancelMark) -> None:
+    def _spawn(self, model: str, request: str, mark: CancelMark) -> None:
+        sending = self._sending[request] = asyncio.Event()
+        self._tasks.spawn(self._send(model, request, mark, sending), name=f"cancel {request}")
+
+    async def _send(
+        self, model: str, request: str, mark: CancelMark, sending: asyncio.Event
+    ) -> None:
         try:
             await self._wire.cancel(model, request, mark)
         except TransportUnavailable:
@@ -67,6 +86,10 @@ class Cancels:
                 lost = next(iter(self._pending))
                 del self._pending[lost]
                 log.warning("cancel.dropped", id=lost[0], limit=MAX_PENDING)
+        finally:
+            sending.set()
+            if self._sending.get(request) is sending:
+                del self._sending[request]
 
 
 def mark_of(

@@ -54,6 +54,8 @@ log = get_logger(__name__)
 TICK_S: Final = 0.1
 """Time between two looks at deadlines and silent requests."""
 TRIM_EVERY_S: Final = 1.0
+CANCEL_WAIT_S: Final = 1.0
+"""How long a cancel by id waits for its mark to be on the server: its place is free then."""
 DRAIN_RETRY_S: Final = 1
 """Another gateway takes the call at once; one second is the least that can be said."""
 
@@ -230,6 +232,8 @@ class InferenceService:
             if call.ended:
                 return False
             await self.cancel_call(call, cause="request")
+            records = [session.id for session in call.sessions]
+            await self._cancels.sent(records, timeout_s=CANCEL_WAIT_S)
             return True
         found = await lookup.find(self._wire, request_id, caller)
         mark, cancelled = mark_of(FinishReason.CANCELLED), False
