@@ -289,7 +289,7 @@ class EngineProcess:
             self._ready_file.unlink(missing_ok=True)
         if engine.done():
             await _within(_LAST_STEP_S, asyncio.shield(signal))  # the last outputs are in now
-            await intake.hand_back_waiting()
+            await intake.abandon()
             return engine.result() or EngineFailed("the engine thread ended by itself")
         await intake.drain(self._grace_s)
         core.door.close()

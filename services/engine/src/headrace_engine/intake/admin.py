@@ -68,12 +68,13 @@ class AdminServer:
     """Uvicorn inside our event loop; the process's signals stay ours."""
 
     def __init__(self, app: Starlette, host: str, port: int) -> None:
-        """Binds at once, so that a taken port is an ``OSError`` before anything is loaded."""
+        """Listens at once: a taken port is an ``OSError`` before anything is loaded."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind((host, port))
+            self._socket.listen()
         except OSError:
             self._socket.close()
             raise

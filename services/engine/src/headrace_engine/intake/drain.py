@@ -58,13 +58,21 @@ class Drainer:
         self._keeper.state = "draining"
         log.info("engine.draining", held=len(self._desk.holdings), grace_s=grace_s)
         await self._within(_EXCHANGE_S, self._stop_claiming())
-        await self.hand_back_waiting()
+        await self._hand_back_waiting()
         await self._wait_until_empty(grace_s)
         await self._within(_EXCHANGE_S, self._write_down())
         await self._hand_back(self._desk.holdings)
 
-    async def hand_back_waiting(self) -> None:
-        """Hands back what no pass has touched."""
+    async def abandon(self) -> None:
+        """After the engine failed: hands back what no pass has touched, without blame.
+
+        The leases of what ran are left to lapse: a request that breaks engines is counted so.
+        """
+        self._keeper.state = "draining"
+        await self._within(_EXCHANGE_S, self._stop_claiming())
+        await self._hand_back_waiting()
+
+    async def _hand_back_waiting(self) -> None:
         await self._hand_back(
             held for held in self._desk.holdings if not held.started and not held.over
         )

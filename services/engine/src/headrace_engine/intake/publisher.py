@@ -26,6 +26,7 @@ from headrace_kit.log import get_logger
 from headrace_transport.errors import TransportUnavailable
 from headrace_transport.interface import EngineWire, FrameId
 
+from headrace_engine.intake.book import NEVER
 from headrace_engine.intake.columns import Int64, Rows, from_outputs, merge, select
 from headrace_engine.intake.desk import Desk
 from headrace_engine.intake.held import Held
@@ -87,7 +88,7 @@ class Publisher:
         self.sending = asyncio.Lock()
         """Held while a publication is under way."""
         self.log_wake = asyncio.Event()
-        """Set when a request has ended, or enough of it is published, for the log's writer."""
+        """Set when the log's writer has something to do, or a time to look at."""
         self.over: list[Held] = []
         """Requests whose terminal rows are all published, for the log's writer to settle."""
         self.frame_ids: dict[str, FrameId] = {}
@@ -167,6 +168,7 @@ class Publisher:
         fresh = places[(rows.firsts == 0) & (rows.counts > 0)]
         book.published(places, rows.firsts, rows.counts, rows.tokens)
         now = self._clock.monotonic()
+        undated = bool(np.any(book.due[places] == NEVER))
         book.due[places] = np.minimum(book.due[places], now + LOG_EVERY_S)
         for place in fresh.tolist():
             self._metrics.first_token.observe(now - book.owner(place).claimed_s)
@@ -176,7 +178,7 @@ class Publisher:
             owner.unlogged_logprobs.setdefault(int(book.choices[places[row]]), []).append(item)
         for row, end in rows.ends:
             self._ended(book.owner(int(places[row])), int(book.choices[places[row]]), end)
-        if self._log_is_due(places):
+        if undated or self._log_is_due(places):
             self.log_wake.set()
 
     def _ended(self, held: Held, choice: int, end: RowEnd) -> None:

@@ -155,9 +155,9 @@ class Intake:
         """Ends what can end within ``grace_s`` and hands the rest back; ``run`` goes on meanwhile."""
         await self._drainer.drain(grace_s)
 
-    async def hand_back_waiting(self) -> None:
-        """After the engine failed: what no pass has touched goes back at once, without blame."""
-        await self._drainer.hand_back_waiting()
+    async def abandon(self) -> None:
+        """After the engine failed: no further claim; what no pass has touched goes back at once."""
+        await self._drainer.abandon()
 
     def state(self) -> IntakeState:
         """What io holds now."""

@@ -1,0 +1,115 @@
+"""Control entries: nudges, attaches, drains; each may come twice."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headrace_contracts.codes import FinishReason
+from headrace_contracts.limits import WIRE_VERSION
+from headrace_contracts.pb import codes_pb2
+from headrace_contracts.pb.queue_pb2 import (
+    Attach,
+    CancelMark,
+    CancelNudge,
+    Control,
+    Drain,
+)
+from headrace_transport.memory import MemoryBroker
+from structlog.testing import capture_logs
+from support.fake_engine import IntakeBench, token_of, until
+from support.held import make_record
+
+
+def nudge(request: str) -> Control:
+    """A nudge about a request."""
+    return Control(version=WIRE_VERSION, cancel=CancelNudge(id=request))
+
+
+async def test_a_nudge_without_a_mark_cancels_nothing() -> None:
+    bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
+    async with bench.running():
+        await bench.submit(make_record())
+        await bench.pushed(1)
+        bench.broker.control("engine-1").append(nudge("r1"))
+        bench.broker.control("engine-1").append(nudge("stranger"))
+        await asyncio.sleep(0.05)
+
+        assert bench.fake.cancels == []
+
+
+async def test_an_entry_of_another_version_or_kind_is_passed_over() -> None:
+    bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
+    control = bench.broker.control("engine-1")
+    with capture_logs() as logs:
+        async with bench.running():
+            control.append(Control(version=WIRE_VERSION + 1, drain=Drain()))
+            control.append(Control(version=WIRE_VERSION))
+            control.append(Control(version=WIRE_VERSION, drain=Drain(grace_ms=10)))
+            await until(lambda: bool(bench.drains))
+
+    assert bench.drains == [0.01]
+    events = [entry["event"] for entry in logs]
+    assert "control.unknown_version" in events
+    assert "control.unknown_kind" in events
+
+
+async def test_an_attached_gateway_gets_what_the_log_lacks_from_where_it_asks() -> None:
+    bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
+    record = make_record(n=2, max_new_tokens=100, slot=9)
+    record.sampling.logprobs = 0
+    async with bench.running():
+        await bench.submit(record)
+        await bench.pushed(1)
+        bench.step(16)
+        await until(lambda: bench.value("headrace_engine_published_tokens_total") == 32)
+        await asyncio.sleep(0.03)  # the log has sixteen of each now
+        bench.step(3)
+        await until(lambda: bench.value("headrace_engine_published_tokens_total") == 38)
+        await bench.gateway.attach("r1", "other", 70, 17)
+        await until(lambda: len(bench.broker.out("other")) > 0)
+
+    (frame,) = await bench.frames("other")
+    assert list(frame.slots) == [70, 71]
+    assert list(frame.firsts) == [17, 17]
+    assert list(frame.counts) == [2, 2]
+    assert list(frame.tokens) == [
+        token_of(1, choice, index) for choice in (0, 1) for index in (17, 18)
+    ]
+    assert list(frame.logged) == [16, 16]
+    assert [list(item.chosen) for item in frame.logprobs] == [[-17.0, -18.0]] * 2
+
+
+async def test_an_attached_gateway_is_told_of_choices_that_have_ended() -> None:
+    bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
+    async with bench.running():
+        await bench.submit(make_record(n=2, max_new_tokens=100, slot=9))
+        await bench.pushed(1)
+        bench.step(2)
+        mark = CancelMark(reason=codes_pb2.FINISH_REASON_STOP, choice=0, at=1)
+        await bench.gateway.cancel("m", "r1", mark)
+        await until(lambda: bool(bench.fake.cancels))
+        bench.step()
+        await until(lambda: bench.intake.state().unpublished_tokens == 0)
+        await asyncio.sleep(0.02)
+        await bench.gateway.attach("r1", "other", 70, 0)
+        await asyncio.sleep(0.05)
+        await bench.gateway.attach("r1", "other", 70, 0)
+        await asyncio.sleep(0.05)
+
+        frames = await bench.frames("other")
+        for frame in frames:
+            assert [(finish.row, finish.reason) for finish in frame.finishes] == [
+                (0, FinishReason.STOP)
+            ]
+        assert len(frames) == 2
+
+
+async def test_an_attach_to_a_request_that_is_not_here_changes_nothing() -> None:
+    bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
+    attach = Attach(id="stranger", gateway="other", slot=1)
+    async with bench.running():
+        bench.broker.control("engine-1").append(Control(version=WIRE_VERSION, attach=attach))
+        bench.broker.control("engine-1").append(nudge("stranger"))
+        await asyncio.sleep(0.05)
+
+        assert await bench.frames("other") == []

@@ -1,0 +1,73 @@
+"""Draining: nothing vanishes, and it ends in time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headrace_transport.memory import MemoryBroker
+from support.fake_engine import IntakeBench, token_of, until
+from support.held import make_record
+
+
+async def status(bench: IntakeBench, request: str) -> str:
+    """Where a request stands."""
+    state = await bench.gateway.request_state(request)
+    assert state is not None
+    return state.status
+
+
+async def test_an_idle_engine_drains_at_once() -> None:
+    bench = IntakeBench(MemoryBroker())
+    async with bench.running():
+        async with asyncio.timeout(5):
+            await bench.intake.drain(3600)
+
+    assert bench.broker.engines["engine-1"][0].state == "draining"
+
+
+async def test_what_was_published_is_logged_before_it_is_handed_back() -> None:
+    bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
+    async with bench.running():
+        await bench.submit(make_record(max_new_tokens=100))
+        await bench.pushed(1)
+        bench.step(7)
+        await bench.intake.drain(0.0)
+
+        assert await status(bench, "r1") == "queued"
+        entries = [entry for _, entry in await bench.gateway.read_log("r1")]
+        assert [token for entry in entries for token in entry.tokens] == [
+            token_of(1, 0, index) for index in range(7)
+        ]
+    assert bench.value("headrace_engine_requests_let_go_total", why="released") == 1
+
+
+async def test_without_a_server_it_still_ends_and_leaves_the_leases_to_lapse() -> None:
+    bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
+    async with bench.running():
+        await bench.submit(make_record(max_new_tokens=100))
+        await bench.pushed(1)
+        bench.step()
+        await until(lambda: bench.intake.state().unpublished_tokens == 0)
+        bench.broker.up = False
+        async with asyncio.timeout(8):
+            await bench.intake.drain(0.1)
+        bench.broker.up = True
+
+        assert bench.intake.state().held == 0
+        assert await status(bench, "r1") == "running"
+
+
+async def test_only_what_no_pass_has_touched_is_handed_back_when_the_engine_failed() -> None:
+    bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
+    async with bench.running():
+        await bench.submit(make_record("ran"))
+        await bench.pushed(1)
+        bench.step()
+        await bench.submit(make_record("waits"))
+        await bench.pushed(2)
+        bench.intake.take([bench.fake.fail()])
+        await bench.intake.abandon()
+
+        assert await status(bench, "ran") == "running"
+        assert await status(bench, "waits") == "queued"
+        assert bench.intake.state().held == 0
