@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,7 +10,7 @@ from headrace_contracts.codes import Code, FinishReason
 from headrace_contracts.pb.queue_pb2 import CancelMark, Fence, Frame, LogEntry, Usage
 from headrace_transport.claims import Claims, Taken
 from headrace_transport.errors import TransportUnavailable
-from headrace_transport.interface import FrameId, Logged, OutEntry, Settled
+from headrace_transport.interface import FrameId, Logged, OutEntry, Renewed, Settled
 from headrace_transport.records import encode
 from support.wires import GATEWAY, MODEL, mark, record
 
@@ -43,6 +43,7 @@ class Steps:
         self.reasons: list[FinishReason] = []
         self.credits: list[int] = []
         self.fail_at: str | None = None
+        self.lost: set[str] = set()
 
     def _call(self, name: str) -> None:
         if self.fail_at == name:
@@ -54,6 +55,12 @@ class Steps:
         self._call("take")
         self.credits.append(credit)
         return self.rounds.pop(0) if self.rounds else []
+
+    async def renew(
+        self, model: str, engine: str, attempts: Mapping[str, int], *, lease_ms: int
+    ) -> Renewed:
+        self._call("renew")
+        return Renewed(lost=[name for name in attempts if name in self.lost], cancelled={})
 
     async def post(self, entries: Sequence[tuple[str, Frame | Fence]]) -> Sequence[FrameId | None]:
         self._call("post")
@@ -182,3 +189,14 @@ async def test_what_was_taken_before_an_error_is_given_by_the_next_call(step: st
         await claimed(steps, claims)
     assert await claimed(steps, claims) == ["r1"]
     assert steps.reasons == [FinishReason.DEADLINE]
+
+
+async def test_what_was_taken_before_an_error_and_lost_since_is_forgotten() -> None:
+    steps = Steps([replace(taken("r1"), attempt=2, begun=True)])
+    claims = Claims(steps)
+    steps.fail_at = "log"
+    with pytest.raises(TransportUnavailable):
+        await claimed(steps, claims)
+    steps.lost, steps.posted = {"r1"}, []
+    assert await claimed(steps, claims) == []
+    assert steps.posted == []

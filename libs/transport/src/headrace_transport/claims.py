@@ -32,6 +32,7 @@ from headrace_transport.interface import (
     FrameId,
     Logged,
     OutEntry,
+    Renewed,
     Settled,
 )
 from headrace_transport.takeover import (
@@ -75,6 +76,10 @@ class ClaimSteps(Protocol):
         self, model: str, engine: str, *, credit: int, lease_ms: int
     ) -> Sequence[Taken]: ...
 
+    async def renew(
+        self, model: str, engine: str, attempts: Mapping[str, int], *, lease_ms: int
+    ) -> Renewed: ...
+
     async def post(
         self, entries: Sequence[tuple[str, Frame | Fence]]
     ) -> Sequence[FrameId | None]: ...
@@ -112,7 +117,8 @@ class Claims:
     """Claims of one engine process.
 
     What was taken and not yet looked through survives an error in between: the next call goes
-    on with it, so that a short outage is not counted as a crash of innocent requests.
+    on with what of it is still ours, so that a short outage is not counted as a crash of innocent
+    requests, and a server that came back empty is not told about leases of its former life.
     """
 
     def __init__(self, steps: ClaimSteps) -> None:
@@ -122,6 +128,8 @@ class Claims:
     async def claim(self, model: str, engine: str, *, credit: int, lease_ms: int) -> list[Claimed]:
         """See ``EngineWire.claim``."""
         claimed: list[Claimed] = []
+        if self._taken:
+            await self._keep_ours(model, engine, lease_ms)
         for _ in range(_ROUNDS):
             wanted = credit - len(claimed) - len(self._taken)
             if wanted > 0:
@@ -134,6 +142,11 @@ class Claims:
             if not ended:
                 break
         return claimed
+
+    async def _keep_ours(self, model: str, engine: str, lease_ms: int) -> None:
+        attempts = {each.id: each.attempt for each in self._taken}
+        renewed = await self._steps.renew(model, engine, attempts, lease_ms=lease_ms)
+        self._taken = [each for each in self._taken if each.id not in renewed.lost]
 
     async def _look_through(self, model: str, engine: str, claimed: list[Claimed]) -> bool:
         """Moves what was taken to ``claimed``, or ends it; True when anything ended."""
