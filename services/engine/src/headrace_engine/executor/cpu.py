@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from headrace_engine.executor.arena import allocate_region
 from headrace_engine.executor.base import ExecutorLimits, ModelShape
 from headrace_engine.executor.copies import run_copies
-from headrace_engine.executor.inputs import prepare_inputs
-from headrace_engine.executor.sampler import Sampler
+from headrace_engine.executor.inputs import BlockTable, prepare_inputs
+from headrace_engine.executor.sampler import NumpySampling, Sampler, SamplingKernels
 from headrace_engine.kernels.build import NativeUnavailable
 from headrace_engine.kernels.native import NativeLibrary
 from headrace_engine.model.decoder import (
@@ -47,11 +47,17 @@ class CpuExecutor:
     """See Executor. A batch is done when ``submit`` returns; ``collect`` hands out its result."""
 
     def __init__(
-        self, opened: OpenedModel, decoder: Decoder, kv_dtype: KvDtype, dtype: Dtype
+        self,
+        opened: OpenedModel,
+        decoder: Decoder,
+        sampling: SamplingKernels,
+        kv_dtype: KvDtype,
+        dtype: Dtype,
     ) -> None:
         config = opened.weights.config
         self._config = config
         self._decoder = decoder
+        self._sampling = sampling
         self._kv_dtype: KvDtype = kv_dtype
         self._shape = ModelShape(
             name=config.name,
@@ -83,12 +89,12 @@ class CpuExecutor:
         kernels lie. ``progress`` is called with (bytes done, bytes in all).
         """
         opened = open_model(model, sha256=sha256)
-        decoder = make_decoder(
+        decoder, sampling = make_decoder(
             opened, dtype, kernels=kernels, threads=threads, cache_dir=cache_dir, progress=progress
         )
         if kv_dtype == "auto":
             kv_dtype = "float32" if dtype == "float32" else "bfloat16"
-        return cls(opened, decoder, kv_dtype, dtype)
+        return cls(opened, decoder, sampling, kv_dtype, dtype)
 
     @property
     def shape(self) -> ModelShape:
@@ -111,7 +117,8 @@ class CpuExecutor:
     def start(self, limits: ExecutorLimits) -> None:
         """See Executor."""
         self._region: NDArray[np.uint8] = allocate_region(limits.region_bytes)
-        self._sampler = Sampler(limits.slots, self._config.vocabulary)
+        self._sampler = Sampler(limits.slots, self._config.vocabulary, self._sampling)
+        self._table = BlockTable(limits.slots, limits.sequence_tokens, limits.block_tokens)
         decoder_limits = DecoderLimits(
             tokens=limits.batch_tokens, outputs=limits.slots, positions=limits.sequence_tokens
         )
@@ -122,7 +129,7 @@ class CpuExecutor:
         run_copies(self._region, batch.restores)
         for start in batch.starts:
             self._sampler.start(start)
-        inputs = prepare_inputs(batch, self._sampler.last_tokens)
+        inputs = prepare_inputs(batch, self._table, self._sampler.last_tokens)
         logits = self._decoder.run(inputs)
         generating = batch.slots[: batch.generating]
         output = self._sampler.sample(generating, batch.sample_indices, logits)
@@ -155,7 +162,7 @@ def make_decoder(
     threads: int | None,
     cache_dir: Path | None,
     progress: Progress | None,
-) -> Decoder:
+) -> tuple[Decoder, SamplingKernels]:
     """The native decoder where it can be, else its torch twin, with a warning that says why.
 
     ``kernels="native"`` raises NativeUnavailable instead of falling back.
@@ -167,7 +174,7 @@ def make_decoder(
             if reason is not None:
                 raise NativeUnavailable(reason)
             library = NativeLibrary(threads, cache_dir)
-            return NativeDecoder(library, opened.weights, dtype, progress)
+            return NativeDecoder(library, opened.weights, dtype, progress), library
         except NativeUnavailable as error:
             if kernels == "native":
                 raise
@@ -182,7 +189,7 @@ def make_decoder(
     from headrace_engine.model.torch_decoder import TorchDecoder
 
     torch.set_num_threads(threads)
-    return TorchDecoder(opened.weights, dtype, progress)
+    return TorchDecoder(opened.weights, dtype, progress), NumpySampling()
 
 
 def available_cores() -> int:

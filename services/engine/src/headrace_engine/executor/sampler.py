@@ -15,7 +15,7 @@ sequence moved to another engine.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,30 @@ Row = NDArray[np.float32]
 _MASK64: Final = (1 << 64) - 1
 _TOP_P_FIRST_LOOK: Final = 1024
 """Most likely tokens that usually hold top_p of the mass; all are sorted when they do not."""
+
+
+class SamplingKernels(Protocol):
+    """The walks over a whole vocabulary. ``NativeLibrary`` has them, and NumpySampling does."""
+
+    def greedy(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Index of the largest of each row (the first of equals), and whether all are finite."""
+        ...
+
+    def gumbel(self, key: tuple[int, int], count: int) -> NDArray[np.float32]:
+        """``float32[count]`` noise of token ids ``0 .. count`` under a key of two words."""
+        ...
+
+
+class NumpySampling:
+    """The twin of the native walks."""
+
+    def greedy(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """See SamplingKernels."""
+        return logits.argmax(axis=1).astype(np.int32), np.isfinite(logits).all(axis=1)
+
+    def gumbel(self, key: tuple[int, int], count: int) -> NDArray[np.float32]:
+        """See SamplingKernels."""
+        return gumbel(np.arange(count, dtype=np.uint32), key)
 
 
 @dataclass(slots=True)
@@ -44,7 +68,8 @@ class _Slot:
 class Sampler:
     """Per-slot sampling state for ``slots`` sequences."""
 
-    def __init__(self, slots: int, vocabulary: int) -> None:
+    def __init__(self, slots: int, vocabulary: int, kernels: SamplingKernels) -> None:
+        self._kernels = kernels
         self.last_tokens: NDArray[np.int32] = np.zeros(slots, np.int32)
         self._vocabulary = vocabulary
         self._slots: list[_Slot | None] = [None] * slots
@@ -82,9 +107,8 @@ class Sampler:
     ) -> BatchOutput:
         """One token for each row of ``logits[rows, vocabulary]``; remembers it as the last one."""
         states = [self._state(int(slot)) for slot in slots]
-        tokens = logits.argmax(axis=1).astype(np.int32) if len(slots) else np.zeros(0, np.int32)
-        # One number that is not finite makes the sum so; finite logits never overflow it.
-        failed = ~np.isfinite(logits.sum(axis=1, dtype=np.float64))
+        tokens, finite = self._kernels.greedy(logits)
+        failed = ~finite
         output = BatchOutput(tokens=tokens, failed=failed)
         for row, state in enumerate(states):
             slot, index = int(slots[row]), int(indices[row])
@@ -116,12 +140,10 @@ class Sampler:
             return int(logits.argmax())
         logits /= np.float32(sampling.temperature)
         kept = filtered(logits, sampling.top_k, sampling.top_p, sampling.min_p)
+        key = noise_key(sampling.seed, state.choice, index)
         if kept is None:
-            ids = np.arange(len(logits), dtype=np.uint32)
-            noisy = logits + gumbel(ids, sampling.seed, state.choice, index)
-            return int(noisy.argmax())
-        noisy = logits[kept] + gumbel(kept.astype(np.uint32), sampling.seed, state.choice, index)
-        return int(kept[noisy.argmax()])
+            return int((logits + self._kernels.gumbel(key, len(logits))).argmax())
+        return int(kept[(logits[kept] + gumbel(kept.astype(np.uint32), key)).argmax()])
 
     def _penalize(self, logits: Row, slot: int, sampling: SlotSampling) -> None:
         counts = self._generated[slot]
@@ -220,9 +242,9 @@ def _mass_count(weights: Row, total: float, top_p: float) -> int | None:
     return max(1, int((before[:-1] < top_p * total).sum()))
 
 
-def gumbel(ids: NDArray[np.uint32], seed: int, choice: int, index: int) -> NDArray[np.float32]:
+def gumbel(ids: NDArray[np.uint32], key: tuple[int, int]) -> NDArray[np.float32]:
     """``float32[ids]`` Gumbel noise of each token id; the same on every machine to rounding."""
-    first, second = noise_key(seed, choice, index)
+    first, second = key
     bits = ids * np.uint32(0x9E3779B1) + np.uint32(first)
     bits = _mix(_mix(bits) + np.uint32(second))
     # 23 bits and a half: exact in float32 and never 0 or 1.

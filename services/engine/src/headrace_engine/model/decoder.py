@@ -70,7 +70,7 @@ class ForwardInputs:
 
     Invariants
         offsets[-1] == len(tokens)
-        the blocks of row i cover positions 0 .. begins[i] + (offsets[i + 1] - offsets[i])
+        the blocks from block_starts[i] cover positions 0 .. begins[i] + offsets[i + 1] - offsets[i]
     """
 
     tokens: NDArray[np.int32]
@@ -80,9 +80,9 @@ class ForwardInputs:
     begins: NDArray[np.int32]
     """int32[rows]: position of each row's first token."""
     blocks: NDArray[np.int64]
-    """int64[sum of blocks]: byte offsets in the region."""
-    block_offsets: NDArray[np.int32]
-    """int32[rows + 1]."""
+    """int64[any]: byte offsets in the region, each row's in position order."""
+    block_starts: NDArray[np.int32]
+    """int32[rows]: where in ``blocks`` each row's begin."""
     store_from: NDArray[np.int32]
     """int32[rows]: KV of earlier positions is not written."""
     outputs: NDArray[np.int32]

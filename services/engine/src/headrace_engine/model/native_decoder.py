@@ -113,7 +113,7 @@ class NativeDecoder:
                 address(inputs.offsets),
                 address(inputs.begins),
                 address(inputs.blocks),
-                address(inputs.block_offsets),
+                address(inputs.block_starts),
                 address(inputs.store_from),
                 len(inputs.begins),
                 address(inputs.outputs),

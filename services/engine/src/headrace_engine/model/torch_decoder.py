@@ -134,7 +134,7 @@ class TorchDecoder:
         self, index: int, inputs: ForwardInputs, row: int, key: Tensor, value: Tensor
     ) -> None:
         size = self._layout.block_tokens
-        begin, first_block = int(inputs.begins[row]), int(inputs.block_offsets[row])
+        begin, first_block = int(inputs.begins[row]), int(inputs.block_starts[row])
         position = max(begin, int(inputs.store_from[row]))
         end = begin + len(key)
         while position < end:
@@ -155,7 +155,7 @@ class TorchDecoder:
     ) -> tuple[Tensor, Tensor]:
         """``float32[end, kv_heads, head_dim]`` keys and values of positions ``0 .. end``."""
         layout = self._layout
-        first = int(inputs.block_offsets[row])
+        first = int(inputs.block_starts[row])
         count = -(-end // layout.block_tokens)
         pairs = [
             self._layer_views(index, int(offset)) for offset in inputs.blocks[first : first + count]

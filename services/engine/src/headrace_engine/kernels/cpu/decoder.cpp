@@ -33,7 +33,7 @@ struct Batch {
     const int32_t* offsets;
     const int32_t* begins;
     const int64_t* blocks;
-    const int32_t* block_offsets;
+    const int32_t* block_starts;
     const int32_t* store_from;
     const int32_t* outputs;
     int32_t rows;
@@ -214,7 +214,7 @@ class Decoder {
     const uint8_t* layer_of(const Batch& batch, int layer, int row, int position, int& inside) const {
         const int block = position / cache_.block_tokens;
         inside = position % cache_.block_tokens;
-        return cache_.region + batch.blocks[batch.block_offsets[row] + block] +
+        return cache_.region + batch.blocks[batch.block_starts[row] + block] +
                size_t(layer) * cache_.layer_items * cache_.item_bytes;
     }
 
@@ -380,11 +380,11 @@ void hr_decoder_start(void* decoder, int32_t tokens, int32_t outputs, uint8_t* r
 }
 
 void hr_decoder_run(void* decoder, const int32_t* tokens, const int32_t* offsets, const int32_t* begins,
-                    const int64_t* blocks, const int32_t* block_offsets, const int32_t* store_from,
+                    const int64_t* blocks, const int32_t* block_starts, const int32_t* store_from,
                     int32_t rows, const int32_t* outputs, int32_t output_count, float* logits,
                     int32_t logits_stride) {
     ((hr::Decoder*)decoder)
-        ->run({tokens, offsets, begins, blocks, block_offsets, store_from, outputs, rows, output_count}, logits,
+        ->run({tokens, offsets, begins, blocks, block_starts, store_from, outputs, rows, output_count}, logits,
               logits_stride);
 }
 

@@ -96,8 +96,7 @@ struct WeightQ8 {
     static Head head(const uint8_t* p) { return {from_f16(p)}; }
     static Word word(const uint8_t*, int) { return {}; }
     static F32 value(const uint8_t* p, const Head& head, const Word&, int k) {
-        const I32 wide = __builtin_convertvector(load<I8>(p + 32 + kLanes * k), I32);
-        return __builtin_convertvector(wide, F32) * head.scale;
+        return from_i8(load<I8>(p + 32 + kLanes * k)) * head.scale;
     }
 };
 

@@ -54,7 +54,19 @@ inline F32 maximum(F32 a, F32 b) {
 }
 
 inline F32 from_bf16(U16 bits) {
+#if defined(__AVX512F__)
+    return (F32)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)bits), 16);
+#else
     return (F32)(__builtin_convertvector(bits, U32) << 16);
+#endif
+}
+
+inline F32 from_i8(I8 values) {
+#if defined(__AVX512F__)
+    return (F32)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)values));
+#else
+    return __builtin_convertvector(__builtin_convertvector(values, I32), F32);
+#endif
 }
 
 inline float from_bf16(uint16_t bits) {
