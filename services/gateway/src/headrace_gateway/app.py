@@ -133,6 +133,10 @@ class GatewayProcess:
         except (ServerUnsuitable, OSError) as error:
             log.error("gateway.refused", reason=str(error))
             return REFUSED
+        except Exception:
+            # The top frame: whatever broke, the process says so and ends.
+            log.exception("gateway.failed")
+            return FAILED
         log.info("gateway.stopped")
         return OK
 

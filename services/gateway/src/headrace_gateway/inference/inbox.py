@@ -12,7 +12,7 @@ from typing import Final
 
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.limits import WIRE_VERSION
-from headrace_contracts.pb.queue_pb2 import Fence, Frame
+from headrace_contracts.pb.queue_pb2 import Fence, Frame, RowFinish, RowStart
 from headrace_kit.clock import Clock
 from headrace_kit.log import get_logger
 from headrace_transport.errors import TransportUnavailable
@@ -48,7 +48,7 @@ class Inbox:
         heard: Callable[[Session, Outcome, int], None],
         reconnected: Callable[[], None],
     ) -> None:
-        """``heard(session, outcome, choice)`` is called after a row changed something.
+        """``heard(session, outcome, choice)`` is called when a row did more than bring tokens.
         ``reconnected`` after an outage: rows may have been lost.
         """
         self._wire = wire
@@ -166,18 +166,12 @@ class Inbox:
                     pin=at,
                     logprobs=logprobs.get(row),
                 )
+                start, finish = starts.get(row), finishes.get(row)
+                if outcome is Outcome.NEWS and start is None and finish is None:
+                    session.wake()  # most rows, by far: one more token
+                    continue
                 if not outcome & (Outcome.STALE | Outcome.BEHIND):
-                    start, finish = starts.get(row), finishes.get(row)
-                    if start is not None:
-                        session.cached_tokens = max(session.cached_tokens, start.cached_tokens)
-                        session.engine_queue_s = start.engine_queue_us / 1e6
-                    if finish is not None:
-                        session.cached_tokens = max(
-                            session.cached_tokens, finish.usage.cached_tokens
-                        )
-                        outcome |= session.take_finish(
-                            index, FinishReason(finish.reason), code_of(finish.code), finish.message
-                        )
+                    outcome |= _side_columns(session, index, start, finish)
             except Exception:
                 # The boundary of one request: its fault must not stop the others' rows.
                 log.exception("inbox.row_failed", id=session.id)
@@ -209,6 +203,21 @@ class Inbox:
             self._metrics.stale_rows.labels("fenced").inc()
         elif outcome & Outcome.DUPLICATE:
             self._metrics.stale_rows.labels("duplicate").inc()
+
+
+def _side_columns(
+    session: Session, index: int, start: RowStart | None, finish: RowFinish | None
+) -> Outcome:
+    """What a row's start and end say, once its tokens are in."""
+    if start is not None:
+        session.cached_tokens = max(session.cached_tokens, start.cached_tokens)
+        session.engine_queue_s = start.engine_queue_us / 1e6
+    if finish is None:
+        return Outcome.NONE
+    session.cached_tokens = max(session.cached_tokens, finish.usage.cached_tokens)
+    return session.take_finish(
+        index, FinishReason(finish.reason), code_of(finish.code), finish.message
+    )
 
 
 def position(frame: FrameId) -> FramePosition:

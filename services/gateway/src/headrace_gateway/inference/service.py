@@ -56,6 +56,8 @@ TICK_S: Final = 0.1
 TRIM_EVERY_S: Final = 1.0
 CANCEL_WAIT_S: Final = 1.0
 """How long a cancel by id waits for its mark to be on the server: its place is free then."""
+LAST_MARKS_S: Final = 0.5
+"""How long the end of a drain waits for its cancels to be on the server."""
 DRAIN_RETRY_S: Final = 1
 """Another gateway takes the call at once; one second is the least that can be said."""
 
@@ -176,6 +178,8 @@ class InferenceService:
             lambda: Draining("This gateway is shutting down."),
             keep=self._settings.resume_grace_s > 0,
         )
+        records = [session.id for call in self._book.calls for session in call.sessions]
+        await self._cancels.sent(records, timeout_s=LAST_MARKS_S)
 
     # calls
 

@@ -265,10 +265,10 @@ class Session:
         if choice.finish is not None or skip >= len(tokens):
             return outcome | (Outcome.DUPLICATE if tokens else Outcome.NONE)
         self.behind = False
-        outcome |= choice.extend(tokens, logprobs, skip, now)
+        news = choice.extend(tokens, logprobs, skip, now)
         if pin is not None and choice.logged < len(choice.tokens):
             self._pins.append((pin, index, len(choice.tokens)))
-        return outcome
+        return news if outcome is Outcome.NONE else outcome | news
 
     def take_finish(
         self, index: int, reason: FinishReason, code: Code | None, message: str
