@@ -1,6 +1,6 @@
 """The wire in memory: one ``MemoryBroker`` that any number of wires of one event loop share.
 
-Same semantics as over Redis, time by an injected clock; for tests and for the offline API.
+Same semantics as over Redis, time by an injected clock. For tests: its steps cost O(requests).
 """
 
 from __future__ import annotations
