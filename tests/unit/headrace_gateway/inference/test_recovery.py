@@ -127,6 +127,28 @@ async def test_what_the_server_lost_is_submitted_again_with_what_was_delivered()
     assert gateway.value("headrace_gateway_recoveries_total", kind="resubmitted") == 1
 
 
+async def test_an_engine_from_before_the_loss_is_not_believed_any_more() -> None:
+    stack = Stack()
+    gateway = stack.gateway()
+    old, new = stack.engine, stack.another_engine("engine-b")
+    async with gateway.running() as service:
+        await old.appear()
+        running = await service.start(call("x"))
+        [claimed] = await old.claim()
+        await old.say(claimed, "ab")
+        await read(running, until=1)
+        stack.broker.flush()
+        await new.appear()
+        [again] = await new.claim()
+        assert [list(tokens) for tokens in again.delivered] == [toy_ids("ab")]
+        await old.say(claimed, "XY", log=False)  # it does not know yet that its lease is gone
+        await new.say(again, "cd", finish=LENGTH)
+        events = await read(running)
+        await running.aclose()
+    assert texts(events) == {0: "cd"}
+    assert gateway.value("headrace_gateway_stale_rows_total", kind="fenced") == 1
+
+
 async def test_a_queued_request_survives_the_loss_of_the_server() -> None:
     stack = Stack()
     async with stack.gateway().running() as service:

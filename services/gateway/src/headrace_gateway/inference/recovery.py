@@ -47,6 +47,8 @@ CHECK_MOST_S: Final = 30.0
 """Longest time between two questions about one silent request."""
 BEHIND_CHECK_S: Final = 0.1
 """Time between two tries to fetch what is missing."""
+JUMP: Final = 8
+"""Added to the attempt of what is submitted again: past all that the lost server may have given."""
 NO_BOUND: Final = 2**31 - 1
 """A request that was admitted once is not refused when it is submitted again."""
 
@@ -199,12 +201,19 @@ class Recovery:
                 BackendUnavailable("The server lost this request.", retry_after_s=BACKEND_RETRY_S),
             )
             return
-        session.record.attempt = session.attempt
-        handed = delivered(session) if session.began_at is not None else None
+        seen = session.attempt
+        session.record.attempt = seen + JUMP
+        # An engine may still run it, from before the loss, and no fence will ever come for that:
+        # from here on only its successor is believed, which goes on from what is handed over now.
+        session.fence(seen + JUMP + 1)
+        handed = delivered(session, attempt=seen) if session.began_at is not None else None
         try:
             await self._wire.submit(session.record, max_queued=NO_BOUND, resume=handed)
         except RequestConflict:
             return  # it ended in this very moment: the next look finds how
+        state = await self._wire.request_state(session.id)
+        if state is not None and state.attempt < session.record.attempt:
+            session.attempt = state.attempt  # it lives after all; nothing was queued
         session.log_after = "0-0"
         session.last_sign = self._clock.monotonic()
         self._metrics.recoveries.labels("resubmitted").inc()
@@ -260,9 +269,9 @@ class Recovery:
 ComeBack = BackendUnavailable | NoEngine
 
 
-def delivered(session: Session) -> LogEntry:
+def delivered(session: Session, *, attempt: int) -> LogEntry:
     """What was handed out of a request, as the log entry that it goes on from."""
-    entry = LogEntry(version=WIRE_VERSION, attempt=session.attempt)
+    entry = LogEntry(version=WIRE_VERSION, attempt=attempt)
     entry.prompt_tokens = session.prompt_tokens
     for row, choice in enumerate(session.choices):
         entry.choices.append(row)
