@@ -69,8 +69,9 @@ def decode_batch(
         sample_indices=np.array([pass_id - 1 if index is None else index], np.int32),
         tokens=tokens if first else np.zeros(1, np.int32),
         token_offsets=np.array([0, length], np.int32),
-        blocks=np.arange(blocks, dtype=np.int64) * 64,
-        block_offsets=np.array([0, blocks], np.int32),
         store_from=np.zeros(1, np.int32),
+        table_slots=np.zeros(blocks, np.int32),
+        table_indices=np.arange(blocks, dtype=np.int32),
+        table_offsets=np.arange(blocks, dtype=np.int64) * 64,
         starts=[start] if first else [],
     )

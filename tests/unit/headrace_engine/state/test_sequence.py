@@ -25,7 +25,7 @@ def test_tokens_grow_without_changing_what_was_given_away() -> None:
 
 @pytest.mark.rule("loop.columns")
 def test_a_flush_moves_what_is_known_once() -> None:
-    columns = SequenceColumns(4, 4, 8)
+    columns = SequenceColumns(4, 4)
     sequence = make([1, 2, 3])
     columns.enter(3, sequence)
     assert columns.handle[3] == 7

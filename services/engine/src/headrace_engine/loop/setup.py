@@ -17,9 +17,7 @@ from headrace_engine.state.batch import BatchData, SlotSampling, SlotStart
 from headrace_engine.state.sequence import Sequence, SequenceColumns
 
 
-def setup_batch(
-    plan: PassPlan, columns: SequenceColumns, *, phase: int, block_tokens: int
-) -> BatchData:
+def setup_batch(plan: PassPlan, columns: SequenceColumns, *, phase: int) -> BatchData:
     """The batch of one committed plan: decodes, then chunks that sample, then the others."""
     decode = plan.decode
     decodes = len(decode)
@@ -36,7 +34,6 @@ def setup_batch(
     autoregressive[:decodes] = True
     store_from = np.zeros(len(slots), np.int32)
     store_from[decodes:] = [chunk.store_from for chunk in plan.chunks]
-    blocks, block_offsets = gather_blocks(columns.table, slots, begins + lengths, block_tokens)
     generating = slots[:sampling]
     return BatchData(
         pass_id=plan.pass_id,
@@ -49,26 +46,12 @@ def setup_batch(
         sample_indices=columns.sampled[generating] - 1 - columns.prompt[generating],
         tokens=tokens,
         token_offsets=offsets,
-        blocks=blocks,
-        block_offsets=block_offsets,
         store_from=store_from,
         table_slots=np.array(plan.table.slots, np.int32),
         table_indices=np.array(plan.table.indices, np.int32),
         table_offsets=np.array(plan.table.offsets, np.int64),
         starts=[slot_start(chunk) for chunk in plan.chunks if chunk.starts],
     )
-
-
-def gather_blocks(
-    table: NDArray[np.int64], slots: NDArray[np.int32], ends: NDArray[np.int32], block_tokens: int
-) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Flat block addresses of rows that reach ``ends`` positions, and their offsets."""
-    counts = (ends + (block_tokens - 1)) // block_tokens
-    offsets = _offsets(counts)
-    first = slots.astype(np.int64) * table.shape[1] - offsets[:-1]
-    index = np.repeat(first, counts)
-    index += np.arange(len(index))
-    return table.reshape(-1)[index], offsets
 
 
 def slot_start(chunk: Chunk) -> SlotStart:

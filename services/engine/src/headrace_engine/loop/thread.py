@@ -238,7 +238,6 @@ class EngineLoop:
             plan,
             self.scheduler.residents.columns,
             phase=plan.pass_id % self._settings.phases,
-            block_tokens=self._settings.block_tokens,
         )
         self._pass_tokens = int(batch.token_offsets[-1])
         self._running.append(batch)

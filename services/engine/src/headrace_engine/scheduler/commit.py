@@ -121,7 +121,6 @@ def _commit_decodes(
         block.valid = True
         block.publisher = sequence.number
         address = block.slot.allocation.addresses[0]
-        columns.table[slot, block.offset // size] = address
         table.add(slot, block.offset // size, [address])
         columns.capacity[slot] = block.end
         columns.flush(slot, sequence)
@@ -144,7 +143,8 @@ def _commit_chunk(residents: Residents, chunk: Chunk, table: TableChanges, now_s
         table.add(sequence.slot, 0, addresses)
         if sequence.first_pass_s is None:
             sequence.first_pass_s = now_s
-            sequence.cached_tokens = min(chunk.begin, sequence.prompt_tokens)
+            size = residents.pool.block_tokens
+            sequence.cached_tokens = min(chunk.begin, sequence.prompt_tokens) // size * size
             residents.counters.prompt_tokens += sequence.prompt_tokens
             residents.counters.cached_tokens += sequence.cached_tokens
             chunk.first = True

@@ -146,7 +146,7 @@ class Grants:
             return count
         for claimant in self._victims():
             if self._may_take(taker, claimant):
-                count += len(claimant.holder.blocks)
+                count += sum(map(self._has_memory, claimant.holder.blocks))
         return count
 
     def _oldest_unheld(self) -> LogicalBlock | None:

@@ -59,8 +59,7 @@ class Residents:
         self._settings = settings
         self._model = model
         self.pool = pool
-        blocks = -(-(settings.session_tokens + settings.phases) // settings.block_tokens)
-        self.columns = SequenceColumns(settings.max_batch, settings.block_tokens, blocks)
+        self.columns = SequenceColumns(settings.max_batch, settings.block_tokens)
         self.order = TotalOrder(settings.tenant_weights)
         self.waiting = WaitingLine(self.order)
         self.reasons = ReasonBook()
@@ -163,7 +162,6 @@ class Residents:
             for b in blocks
             if b.slot is not None and b.slot.allocation is not None
         ]
-        columns.table[slot, : len(addresses)] = addresses
         columns.capacity[slot] = len(addresses) * self._settings.block_tokens
         return addresses
 
@@ -342,4 +340,3 @@ class Residents:
             held = blocks[i].slot
             assert held is not None
             assert held.allocation is not None, "a running sequence lost memory"
-            assert columns.table[slot, i] == held.allocation.addresses[0]

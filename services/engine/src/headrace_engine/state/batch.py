@@ -106,7 +106,7 @@ class BatchData:
         len(slots) == len(begins) == len(lengths) == rows
         token_offsets[-1] == len(tokens) == sum(lengths)
         autoregressive[i] implies i < generating and lengths[i] == 1
-        the blocks of row i cover positions 0 .. begins[i] + lengths[i]
+        the block table of slots[i] covers positions 0 .. begins[i] + lengths[i]
     """
 
     pass_id: int
@@ -127,10 +127,6 @@ class BatchData:
     tokens: Int32
     """int32[sum(lengths)]."""
     token_offsets: Int32
-    """int32[rows + 1]."""
-    blocks: Int64
-    """int64[sum of blocks]: byte offset in the region of each row's blocks, in position order."""
-    block_offsets: Int32
     """int32[rows + 1]."""
     store_from: Int32
     """int32[rows]: KV of positions below it must not be written (the blocks are shared and valid)."""

@@ -94,9 +94,9 @@ class SequenceColumns:
     """
 
     __slots__ = ("base", "capacity", "charged", "choice", "handle", "inflight", "known", "limit", "live",
-                 "logprobs", "planned", "prompt", "recent", "sampled", "table")  # fmt: skip
+                 "logprobs", "planned", "prompt", "recent", "sampled")  # fmt: skip
 
-    def __init__(self, slots: int, block_tokens: int, max_blocks: int) -> None:
+    def __init__(self, slots: int, block_tokens: int) -> None:
         def column() -> NDArray[np.int32]:
             return np.zeros(slots, np.int32)
 
@@ -124,8 +124,6 @@ class SequenceColumns:
         """``Sequence.length``: tokens that have left ``recent``."""
         self.recent = np.zeros((slots, 2 * block_tokens), np.int32)
         """Tokens not yet in ``Sequence.tokens``; it is emptied when a block is full."""
-        self.table = np.zeros((slots, max_blocks), np.int64)
-        """Byte offset in the region of each block."""
 
     def enter(self, slot: int, sequence: Sequence) -> None:
         """A sequence takes a slot."""

@@ -1,0 +1,89 @@
+"""Validation: each mistake its own words, with the numbers; never an exception of the loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from headrace_contracts.codes import Code, FinishReason
+from support.engine import VOCABULARY, Rig
+
+
+@pytest.mark.rule("loop.validate-rejects-per-request")
+@pytest.mark.parametrize(
+    ("prompt", "fields", "code", "words"),
+    [
+        ([], {}, Code.INVALID_REQUEST, "no tokens"),
+        ([1, VOCABULARY], {}, Code.INVALID_REQUEST, "token 97 at position 1"),
+        ([1, -1], {}, Code.INVALID_REQUEST, "token -1 at position 1"),
+        ([[1, 2]], {}, Code.INVALID_REQUEST, "not a list"),
+        ([1], {"max_new_tokens": 0}, Code.INVALID_REQUEST, "max_new_tokens is 0"),
+        ([1], {"min_new_tokens": -1}, Code.INVALID_REQUEST, "min_new_tokens is -1"),
+        ([1], {"temperature": -0.1}, Code.INVALID_REQUEST, "temperature is -0.1"),
+        ([1], {"temperature": float("nan")}, Code.INVALID_REQUEST, "temperature is not a finite"),
+        ([1], {"top_p": 1.5}, Code.INVALID_REQUEST, "top_p is 1.5"),
+        ([1], {"min_p": -1.0}, Code.INVALID_REQUEST, "min_p is -1"),
+        ([1], {"top_k": -1}, Code.INVALID_REQUEST, "top_k is -1"),
+        ([1], {"presence_penalty": float("inf")}, Code.INVALID_REQUEST, "presence_penalty"),
+        ([1], {"frequency_penalty": float("nan")}, Code.INVALID_REQUEST, "frequency_penalty"),
+        ([1], {"repetition_penalty": 0.0}, Code.INVALID_REQUEST, "repetition_penalty is 0"),
+        ([1], {"repetition_penalty": -1.0}, Code.INVALID_REQUEST, "repetition_penalty is -1"),
+        ([1], {"logprobs": 21}, Code.INVALID_REQUEST, "logprobs is 21"),
+        ([1], {"stop_token_ids": frozenset([97])}, Code.INVALID_REQUEST, "stop token id is 97"),
+        ([1], {"stop_token_ids": frozenset(range(65))}, Code.INVALID_REQUEST, "is 65"),
+        ([1], {"bias_ids": (97,), "bias_values": (1.0,)}, Code.INVALID_REQUEST, "is 97"),
+        ([1], {"bias_ids": (1,), "bias_values": ()}, Code.INVALID_REQUEST, "have 0 values"),
+        (
+            [1],
+            {"bias_ids": (1,), "bias_values": (float("nan"),)},
+            Code.INVALID_REQUEST,
+            "logit bias",
+        ),
+        (
+            [1],
+            {"bias_ids": (1,) * 1025, "bias_values": (1.0,) * 1025},
+            Code.INVALID_REQUEST,
+            "1025",
+        ),
+        ([1], {"n": 0}, Code.INVALID_REQUEST, "n is 0"),
+        ([1], {"n": 129}, Code.INVALID_REQUEST, "n is 129"),
+        ([1], {"n": 2, "generated": [[1]]}, Code.INVALID_REQUEST, "1 choices"),
+        ([1], {"generated": [[97]]}, Code.INVALID_REQUEST, "generated tokens of choice 0"),
+        ([1], {"n": 2, "finished": frozenset([2])}, Code.INVALID_REQUEST, "finished choice is 2"),
+        ([1] * 64, {}, Code.CONTEXT_LENGTH_EXCEEDED, "64 tokens"),
+    ],
+)
+def test_each_mistake_ends_its_request_alone(
+    prompt: Any, fields: dict[str, Any], code: Code, words: str
+) -> None:
+    rig = Rig()
+    good = rig.push([1, 2, 3], 2)
+    bad = rig.push(prompt, **fields)
+    rig.run(20)
+    end = rig.choice(bad).end
+    assert end is not None
+    assert end.reason is FinishReason.ERROR
+    assert end.code is code
+    assert words in end.message
+    rig.assert_true(good)
+    assert rig.reason(good) is FinishReason.LENGTH
+    rig.assert_idle()
+
+
+def test_a_refused_request_ends_every_choice() -> None:
+    rig = Rig()
+    handle = rig.push([], n=3)
+    rig.run()
+    assert [rig.reason(handle, c) for c in range(3)] == [FinishReason.ERROR] * 3
+
+
+@pytest.mark.parametrize("length", [62, 63])
+def test_the_longest_prompt_that_leaves_room_for_a_token_is_taken(length: int) -> None:
+    rig = Rig(pool_blocks=20)
+    handle = rig.push([1] * length, 10)
+    rig.run()
+    assert len(rig.tokens(handle)) == 64 - length
+    end = rig.choice(handle).end
+    assert end is not None
+    assert "64 tokens that one may have" in end.message
+    rig.assert_idle()

@@ -1,0 +1,126 @@
+"""TotalOrder and WaitingLine: band, tenant, arrival."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from headrace_engine.scheduler.order import TotalOrder, WaitingLine
+from headrace_engine.state.request import Request, RequestHandle, Sampling
+from headrace_engine.state.sequence import Sequence
+
+
+def make(number: int, tenant: str = "a", band: int = 1, arrived_s: float = 0.0) -> Sequence:
+    tokens = np.zeros(1, np.int32)
+    request = Request(
+        f"r{number}", RequestHandle(number), tokens, Sampling(1), tenant=tenant, band=band
+    )
+    return Sequence(request, 0, number, tokens, 1, 1, 9, "", arrived_s)
+
+
+def numbers(line: WaitingLine) -> list[int]:
+    return [sequence.number for sequence in line]
+
+
+@pytest.mark.rule("order.total")
+def test_band_goes_before_tenant_and_tenant_before_arrival() -> None:
+    order = TotalOrder({})
+    line = WaitingLine(order)
+    sequences = [
+        make(1, "b"), make(2, "a"), make(3, "b", band=0), make(4, "a"), make(5, "c", band=2),
+    ]  # fmt: skip
+    for sequence in sequences:
+        order.enter(sequence)
+        line.add(sequence)
+    order.charge(sequences[0], 5)
+    order.settle()
+    assert numbers(line) == [3, 2, 4, 1, 5]
+    assert numbers(line) == sorted(numbers(line), key=lambda n: order.rank(sequences[n - 1]))
+    assert len(line) == 5
+
+
+def test_one_that_comes_back_stands_before_later_arrivals() -> None:
+    order = TotalOrder({})
+    line = WaitingLine(order)
+    sequences = [make(i) for i in range(1, 5)]
+    for sequence in sequences:
+        order.enter(sequence)
+        line.add(sequence)
+    line.remove(sequences[1])
+    assert numbers(line) == [1, 3, 4]
+    line.add(sequences[1])
+    assert numbers(line) == [1, 2, 3, 4]
+
+
+@pytest.mark.rule("order.quantum")
+def test_places_change_only_when_the_quantum_ends() -> None:
+    order = TotalOrder({"b": 2.0})
+    first, second = make(1, "a"), make(2, "b")
+    order.enter(first)
+    order.enter(second)
+    assert order.rank(first) < order.rank(second)
+    order.charge(first, 100)
+    order.charge(second, 150)
+    assert order.rank(first) < order.rank(second)
+    assert order.settle()
+    assert order.rank(second) < order.rank(first), "75 per weight are less than 100"
+    assert not order.settle()
+
+
+@pytest.mark.rule("order.newcomer")
+def test_a_new_tenant_starts_at_the_least_counter_in_use() -> None:
+    order = TotalOrder({})
+    first, second = make(1, "a"), make(2, "b")
+    order.enter(first)
+    order.enter(second)
+    order.charge(first, 100)
+    order.charge(second, 40)
+    third = make(3, "c")
+    order.enter(third)
+    assert order.counter("c") == 40.0
+
+
+def test_a_tenant_that_left_does_not_lose_its_debt_by_coming_back() -> None:
+    order = TotalOrder({})
+    first, second = make(1, "a"), make(2, "b")
+    order.enter(first)
+    order.enter(second)
+    order.charge(first, 100)
+    order.leave(first)
+    again = make(3, "a")
+    order.enter(again)
+    assert order.counter("a") == 100.0
+    order.leave(again)
+    order.charge(second, 500)
+    order.settle()
+    assert order.counter("a") == 0.0, "forgotten once the others have overtaken it"
+
+
+def test_nothing_is_kept_of_tenants_when_nobody_is_here() -> None:
+    order = TotalOrder({})
+    for i in range(50):
+        sequence = make(i + 1, f"tenant-{i}")
+        order.enter(sequence)
+        order.charge(sequence, i)
+        order.leave(sequence)
+    assert all(order.counter(f"tenant-{i}") == 0.0 for i in range(50))
+
+
+@pytest.mark.rule("order.ageing")
+def test_who_waits_long_moves_up_a_band_after_each_time() -> None:
+    order = TotalOrder({})
+    line = WaitingLine(order)
+    old, young = make(1, band=2, arrived_s=0.0), make(2, band=2, arrived_s=8.0)
+    urgent = make(3, band=1, arrived_s=9.0)
+    for sequence in (old, young, urgent):
+        order.enter(sequence)
+        line.add(sequence)
+    line.age(10.0, 10.0)
+    assert order.band(old) == 1
+    assert order.band(young) == 2
+    assert numbers(line) == [1, 3, 2]
+    line.age(20.0, 10.0)
+    assert order.band(old) == 0
+    assert order.band(young) == 1
+    line.remove(old)
+    order.leave(old)
+    assert len(line) == 2

@@ -1,0 +1,79 @@
+"""Plans: where a sequence goes on; nothing is changed by asking."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from headrace_engine.cache.block import SequenceBlocks
+from headrace_engine.scheduler.plan import plan_continue, plan_resume
+from headrace_engine.state.sequence import SequenceColumns
+from support.cache import CacheRig, content
+
+A, B = content(1, 2, 3, 4), content(5, 6, 7, 8)
+
+
+def held(*, private_tail: bool = True) -> tuple[CacheRig, SequenceBlocks]:
+    rig = CacheRig()
+    holder = rig.enter()
+    rig.fill(holder, A, B)
+    if private_tail:
+        rig.give_memory(rig.pool.extend(holder))
+    return rig, holder
+
+
+def test_a_shared_prefix_is_resumed_at_its_end_and_read_only() -> None:
+    _, holder = held()
+    plan = plan_resume(holder, known=11, filled=0, lost=set())
+    assert (plan.resume, plan.store_from, plan.missing) == (8, 8, ())
+
+
+@pytest.mark.rule("sched.at-least-one-token")
+def test_a_prompt_that_is_wholly_cached_computes_its_last_token_without_storing_it() -> None:
+    _, holder = held(private_tail=False)
+    plan = plan_resume(holder, known=8, filled=0, lost=set())
+    assert plan.resume == 7
+    assert plan.store_from == 8
+
+
+def test_a_private_block_is_valid_as_far_as_it_was_written() -> None:
+    _, holder = held()
+    plan = plan_resume(holder, known=11, filled=9, lost=set())
+    assert (plan.resume, plan.store_from) == (9, 8)
+
+
+def test_the_walk_stops_where_memory_or_validity_is_missing() -> None:
+    _, holder = held()
+    assert plan_resume(holder, known=11, filled=11, lost={holder.blocks[1]}).resume == 4
+    holder.blocks[0].valid = False
+    plan = plan_resume(holder, known=11, filled=11, lost=set())
+    assert (plan.resume, plan.store_from) == (0, 0)
+
+
+def test_what_lacks_memory_is_listed_also_if_this_pass_took_it() -> None:
+    rig, holder = held()
+    rig.pool.extend(holder)
+    plan = plan_resume(holder, known=14, filled=0, lost={holder.blocks[1]})
+    assert plan.missing == (holder.blocks[1], holder.blocks[3])
+
+
+@pytest.mark.rule("sched.planning-is-free")
+def test_planning_changes_nothing() -> None:
+    rig, holder = held()
+    before = [(b.refs, b.valid, b.allocated) for b in holder.blocks]
+    live = rig.objects.live
+    for known in (9, 10, 11):
+        plan_resume(holder, known=known, filled=9, lost=set())
+    assert [(b.refs, b.valid, b.allocated) for b in holder.blocks] == before
+    assert rig.objects.live == live
+    rig.audit()
+
+
+def test_decoding_rows_are_those_that_want_a_token_and_some_need_a_block() -> None:
+    columns = SequenceColumns(4, 4)
+    columns.limit[:] = 20
+    columns.planned[:] = [3, 4, 7, 9]
+    columns.capacity[:] = [4, 4, 8, 12]
+    columns.sampled[:] = [4, 5, 8, 20]
+    rows, crossing = plan_continue(columns, np.arange(4, dtype=np.int32))
+    assert rows.tolist() == [0, 1, 2]
+    assert crossing.tolist() == [1]
