@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from headrace_transport.errors import RecordRejected
-from headrace_transport.names import check_model, check_name
+from headrace_transport.names import check_model, check_name, check_process
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +24,14 @@ def test_long_name_is_not_told_whole() -> None:
     with pytest.raises(RecordRejected) as refused:
         check_name("a request id", "y" * 9000)
     assert len(str(refused.value)) < 200
+
+
+def test_process_may_be_a_host_name_and_a_nonce() -> None:
+    pod = "x" * 63 + "-0123abcd"
+    assert check_process("an engine", pod) == pod
+    for bad in ("", "x" * 129, "a b", "a/b", "{a}"):
+        with pytest.raises(RecordRejected, match="an engine must be 1 to 128"):
+            check_process("an engine", bad)
 
 
 def test_model_may_have_an_organisation_and_a_revision() -> None:

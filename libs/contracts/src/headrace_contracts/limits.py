@@ -17,7 +17,9 @@ INLINE_RECORD_BYTES: Final = 32 * 1024
 MAX_RECORD_BYTES: Final = 16 * 1024 * 1024
 """Largest encoded ``RequestRecord``."""
 MAX_NAME: Final = 64
-"""Characters of a request id, tenant, key id or process id."""
+"""Characters of a request id, tenant or key id."""
+MAX_PROCESS_NAME: Final = 128
+"""Characters of a process id: a host name and a boot nonce."""
 MAX_MODEL_NAME: Final = 128
 """Characters of a model's name."""
 SUSPECT_CRASHES: Final = 2

@@ -8,7 +8,7 @@ from headrace_contracts import keys
 from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import Control
 
-from headrace_transport.names import check_name
+from headrace_transport.names import check_process
 from headrace_transport.part import Part
 from headrace_transport.replies import as_entries, as_list
 
@@ -22,7 +22,7 @@ class ControlReads(Part):
         self, engine: str, after: str, *, block_ms: int
     ) -> Sequence[tuple[str, Control]]:
         """See ``EngineWire.read_control``. What was read before ``after`` is deleted."""
-        stream = keys.control(check_name("an engine", engine))
+        stream = keys.control(check_process("an engine", engine))
         reply = await self._server.blocking(
             stream,
             *("XREAD", "COUNT", _READ, "BLOCK", max(1, block_ms), "STREAMS", stream, after),

@@ -9,7 +9,7 @@ from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import Fence, Frame
 
 from headrace_transport.interface import FrameId, OutEntry
-from headrace_transport.names import check_name
+from headrace_transport.names import check_process
 from headrace_transport.part import Part
 from headrace_transport.replies import Argument, Reply, as_entries, as_list, as_text
 
@@ -22,7 +22,7 @@ class FrameReads(Part):
 
     async def read_out(self, gateway: str, after: FrameId, *, block_ms: int) -> Sequence[OutEntry]:
         """See ``GatewayWire.read_out``."""
-        stream = keys.out(check_name("a gateway", gateway))
+        stream = keys.out(check_process("a gateway", gateway))
         reply = await self._server.blocking(
             stream,
             *("XREAD", "COUNT", _READ, "BLOCK", max(1, block_ms), "STREAMS", stream, after),
@@ -33,7 +33,7 @@ class FrameReads(Part):
 
     async def trim_out(self, gateway: str, below: FrameId) -> None:
         """See ``GatewayWire.trim_out``."""
-        stream = keys.out(check_name("a gateway", gateway))
+        stream = keys.out(check_process("a gateway", gateway))
         await self._server.command("XTRIM", stream, "MINID", below)
 
 

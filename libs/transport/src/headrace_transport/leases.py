@@ -21,7 +21,7 @@ from headrace_transport.errors import CommandFailed
 from headrace_transport.frames import FrameWrites
 from headrace_transport.interface import Claimed, Logged, Renewed, Settled
 from headrace_transport.logs import append_all
-from headrace_transport.names import check_model, check_name
+from headrace_transport.names import check_model, check_process
 from headrace_transport.replies import (
     Argument,
     Reply,
@@ -55,7 +55,7 @@ class Leases(FrameWrites):
         self, model: str, engine: str, *, credit: int, lease_ms: int
     ) -> Sequence[Claimed]:
         """See ``EngineWire.claim``."""
-        check_name("an engine", engine)
+        check_process("an engine", engine)
         return await self._claims.claim(
             check_model(model), engine, credit=credit, lease_ms=lease_ms
         )

@@ -46,7 +46,7 @@ from headrace_transport.interface import (
 from headrace_transport.logs import append_all
 from headrace_transport.memory_streams import Stream
 from headrace_transport.memory_work import ModelWork, Work, append_log, marks_of
-from headrace_transport.names import check_model, check_name
+from headrace_transport.names import check_model, check_name, check_process
 from headrace_transport.options import WireOptions
 from headrace_transport.records import encode, lengths_of
 
@@ -216,7 +216,7 @@ class MemoryGatewayWire(_MemoryWire):
 
     async def attach(self, request: str, gateway: str, slot: int, first: int) -> Lease | None:
         """See ``GatewayWire.attach``."""
-        check_name("a gateway", gateway)
+        check_process("a gateway", gateway)
         await self._broker.enter()
         work = self._broker.requests.get(check_name("a request id", request))
         if work is None or work.owner is None:
@@ -305,7 +305,7 @@ class MemoryGatewayWire(_MemoryWire):
     async def beat_gateway(self, gateway: str, *, ttl_ms: int) -> None:
         """See ``GatewayWire.beat_gateway``."""
         await self._broker.enter()
-        self._broker.gateways[check_name("a gateway", gateway)] = self._broker.now_ms() + ttl_ms
+        self._broker.gateways[check_process("a gateway", gateway)] = self._broker.now_ms() + ttl_ms
 
     async def leave_gateway(self, gateway: str) -> None:
         """See ``GatewayWire.leave_gateway``."""
@@ -355,7 +355,7 @@ class MemoryEngineWire(_MemoryWire):
         self, model: str, engine: str, *, credit: int, lease_ms: int
     ) -> Sequence[Claimed]:
         """See ``EngineWire.claim``."""
-        check_name("an engine", engine)
+        check_process("an engine", engine)
         return await self._claims.claim(model, engine, credit=credit, lease_ms=lease_ms)
 
     async def renew(
@@ -434,7 +434,7 @@ class MemoryEngineWire(_MemoryWire):
     ) -> Sequence[tuple[str, Control]]:
         """See ``EngineWire.read_control``."""
         await self._broker.enter()
-        stream = self._broker.control(check_name("an engine", engine))
+        stream = self._broker.control(check_process("an engine", engine))
         return await stream.read(after, block_ms=block_ms)
 
     async def put_card(self, card: ModelCard) -> None:
@@ -453,7 +453,7 @@ class MemoryEngineWire(_MemoryWire):
     async def beat_engine(self, info: EngineInfo, *, ttl_ms: int) -> None:
         """See ``EngineWire.beat_engine``."""
         await self._broker.enter()
-        name = check_name("an engine", info.process)
+        name = check_process("an engine", info.process)
         self._broker.engines[name] = (info, self._broker.now_ms() + ttl_ms)
 
     async def leave_engine(self, info: EngineInfo) -> None:

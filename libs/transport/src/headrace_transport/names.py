@@ -5,19 +5,30 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from headrace_contracts.limits import MAX_MODEL_NAME, MAX_NAME
+from headrace_contracts.limits import MAX_MODEL_NAME, MAX_NAME, MAX_PROCESS_NAME
 
 from headrace_transport.errors import RecordRejected
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_NAME}}}\Z")
+_PROCESS: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_PROCESS_NAME}}}\Z")
 _MODEL: Final = re.compile(rf"[A-Za-z0-9._:/@+-]{{1,{MAX_MODEL_NAME}}}\Z")
 
 
 def check_name(what: str, name: str) -> str:
-    """Returns the name of a request, tenant, key or process; raises ``RecordRejected``."""
+    """Returns the name of a request, tenant or key; raises ``RecordRejected``."""
     if not _NAME.match(name):
         raise RecordRejected(
             f"{what} must be 1 to {MAX_NAME} characters of A-Z a-z 0-9 . _ : -, not {_shown(name)}"
+        )
+    return name
+
+
+def check_process(what: str, name: str) -> str:
+    """Returns the id of a gateway or engine process; raises ``RecordRejected``."""
+    if not _PROCESS.match(name):
+        raise RecordRejected(
+            f"{what} must be 1 to {MAX_PROCESS_NAME} characters of A-Z a-z 0-9 . _ : -, "
+            f"not {_shown(name)}"
         )
     return name
 

@@ -12,7 +12,7 @@ from headrace_contracts.pb.queue_pb2 import CancelMark
 from headrace_transport.cancels import CancelMarks
 from headrace_transport.errors import CommandFailed
 from headrace_transport.interface import EngineInfo
-from headrace_transport.names import check_model, check_name
+from headrace_transport.names import check_model, check_process
 from headrace_transport.part import Part
 from headrace_transport.replies import as_fields, as_list, as_text
 
@@ -25,7 +25,7 @@ class GatewayLeases(Part):
 
     async def beat_gateway(self, gateway: str, *, ttl_ms: int) -> None:
         """See ``GatewayWire.beat_gateway``."""
-        check_name("a gateway", gateway)
+        check_process("a gateway", gateway)
         await self._server.run("beat", [keys.gateway(gateway), keys.GATEWAYS], [gateway, ttl_ms])
 
     async def leave_gateway(self, gateway: str) -> None:
@@ -57,7 +57,7 @@ class EngineLeases(Part):
 
     async def beat_engine(self, info: EngineInfo, *, ttl_ms: int) -> None:
         """See ``EngineWire.beat_engine``."""
-        check_name("an engine", info.process)
+        check_process("an engine", info.process)
         await self._server.run(
             "beat",
             [keys.engine(info.process), keys.engines(check_model(info.model))],

@@ -7,7 +7,7 @@ from headrace_contracts.limits import MAX_CHOICES, MAX_RECORD_BYTES, WIRE_VERSIO
 from headrace_contracts.pb.queue_pb2 import LogEntry, RequestRecord
 
 from headrace_transport.errors import RecordRejected
-from headrace_transport.names import check_model, check_name
+from headrace_transport.names import check_model, check_name, check_process
 from headrace_transport.takeover import from_log
 
 _SLOTS = 1 << 32
@@ -17,7 +17,7 @@ def encode(record: RequestRecord) -> bytes:
     """The record's bytes; raises ``RecordRejected`` for one that must not be queued."""
     check_name("a request id", record.id)
     check_name("a tenant", record.tenant)
-    check_name("a gateway", record.gateway)
+    check_process("a gateway", record.gateway)
     check_model(record.model)
     if record.key_id:
         check_name("a key id", record.key_id)

@@ -16,7 +16,7 @@ from headrace_transport.errors import (
     RequestConflict,
 )
 from headrace_transport.interface import Lease, Queued, RequestState
-from headrace_transport.names import check_model, check_name
+from headrace_transport.names import check_model, check_name, check_process
 from headrace_transport.part import Part
 from headrace_transport.records import encode, lengths_of
 from headrace_transport.replies import as_bytes, as_entries, as_fields, as_int, as_list, as_text
@@ -80,7 +80,7 @@ class Requests(Part):
 
     async def attach(self, request: str, gateway: str, slot: int, first: int) -> Lease | None:
         """See ``GatewayWire.attach``."""
-        check_name("a gateway", gateway)
+        check_process("a gateway", gateway)
         state = await self.request_state(request)
         if state is None or state.status != "running":
             return None
