@@ -34,3 +34,15 @@ def test_quiet_leaves_childrens_lines_out() -> None:
     console.child_line("engine", "hello")
     console.note("engine ended")
     assert err.getvalue() == "headrace  | engine ended\n"
+
+
+class Closed(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_reader_that_left_stops_nothing() -> None:
+    console = Console(Closed(), Closed())
+    console.say("ready")
+    console.note("waiting")
+    console.child_line("engine", "hello")

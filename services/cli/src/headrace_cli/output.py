@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Final, TextIO
 
 _COLORS: Final = {"valkey": 33, "engine": 36, "gateway": 32}
@@ -25,11 +26,11 @@ class Console:
 
     def say(self, text: str) -> None:
         """For the person, and for programs that wait for a line."""
-        print(text, file=self._out, flush=True)
+        _print(text, self._out)
 
     def note(self, text: str) -> None:
         """What the supervisor does."""
-        print(f"{'headrace':{self._width}} | {text}", file=self._err, flush=True)
+        _print(f"{'headrace':{self._width}} | {text}", self._err)
 
     def child_line(self, name: str, line: str) -> None:
         """A line that a child wrote."""
@@ -38,4 +39,10 @@ class Console:
         prefix = f"{name:{self._width}} |"
         if self._colored:
             prefix = f"\x1b[{_COLORS.get(name.split('-')[0], 35)}m{prefix}\x1b[0m"
-        print(f"{prefix} {line}", file=self._err, flush=True)
+        _print(f"{prefix} {line}", self._err)
+
+
+def _print(text: str, target: TextIO) -> None:
+    # Whoever read it is gone (`| head`, a closed terminal): the stack goes on, its log files too.
+    with suppress(OSError):
+        print(text, file=target, flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import tokenizers
 from headrace_gateway.text.errors import PromptRejected, TokenizerRejected
 from headrace_gateway.text.tokenizer import TOKENIZER_FILE, Tokenizer
 from hypothesis import given
@@ -37,6 +38,31 @@ def test_the_longest_control_token_wins() -> None:
     data = toy_tokenizers.byte_level([("<e>", True), ("<e><e>", True)])
     tokenizer = Tokenizer(data, vocabulary=258)
     assert tokenizer.encode_with_control("<e><e><e>") == [257, 256]
+
+
+@pytest.mark.timeout(20)
+def test_many_control_tokens_and_near_misses_take_no_longer() -> None:
+    reserved = [(f"<|reserved_{i}|>", True) for i in range(1000)]
+    tokenizer = Tokenizer(toy_tokenizers.byte_level(reserved), vocabulary=1256)
+    text = "<|reserved_9" * 50_000
+    assert len(tokenizer.encode_with_control(text)) == len(text)
+    assert tokenizer.encode_with_control("<|reserved_999|>") == [1255]
+
+
+@pytest.mark.timeout(20)
+def test_long_white_space_beside_a_swallowing_token_takes_no_longer() -> None:
+    data = toy_tokenizers.byte_level([("<e>", True)], lstrip=True)
+    tokenizer = Tokenizer(data, vocabulary=257)
+    assert len(tokenizer.encode_with_control(" " * 200_000)) == 200_000
+    assert tokenizer.encode_with_control("a" + " " * 200_000 + "<e>")[1:] == [256]
+
+
+@given(st.lists(st.sampled_from(["<a>", "<ab>", "<a><a>", "<a", "b>", "x", " "]), max_size=8))
+def test_control_tokens_are_found_as_the_library_finds_them(parts: list[str]) -> None:
+    data = toy_tokenizers.byte_level([("<a>", True), ("<ab>", True), ("<a><a>", True)])
+    text = "".join(parts)
+    wanted = tokenizers.Tokenizer.from_buffer(data).encode(text, add_special_tokens=False).ids
+    assert Tokenizer(data, vocabulary=259).encode_with_control(text) == wanted
 
 
 def test_a_control_token_swallows_white_space_where_the_file_says_so() -> None:
