@@ -9,9 +9,12 @@ import httpx
 import pytest
 from headrace_gateway.http.body import MAX_DEPTH, parse_object, place_name
 from headrace_gateway.http.errors import HttpError
+from hypothesis import given
+from hypothesis import strategies as st
 from support.fake_inference import KEY, FakeHttpSettings
 from support.http_edge import Edge, Wire
 
+_FINE = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 HEAD = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n".encode()
 JSON = b"Content-Type: application/json\r\n"
 
@@ -28,10 +31,11 @@ JSON = b"Content-Type: application/json\r\n"
         (b'{"prompt":"\xff\xfe"}', "UTF-8"),
         (b'{"a":1,"a":2}', "twice"),
         (b'{"b":{"a":1,"a":2}}', "twice"),
+        (b'{"b":[{"a":1},{"\\u0061":1,"a" :2}]}', "twice"),
         (b'{"a":NaN}', "NaN"),
         (b'{"a":-Infinity}', "Infinity"),
         (b'{"a":1e400}', "too large"),
-        (b'{"a":' + b"9" * 5000 + b"}", "digits"),
+        (b'{"a":' + b"9" * 400 + b"}", "infinity"),
         (b"[" * 100_000, "nested"),
         (b'{"a":"\n"}', "not JSON"),
         (b'{"a":1}x', "not JSON"),
@@ -56,6 +60,31 @@ def test_half_a_character_or_a_nul_is_named_by_its_place(escape: str) -> None:
 def test_a_key_with_half_a_character_is_refused() -> None:
     with pytest.raises(HttpError):
         parse_object(rb'{"metadata":{"\ud800":1}}')
+
+
+def test_a_large_body_is_refused_without_a_place() -> None:
+    text = b"x" * 300_000
+    for raw in (b'{"a":"' + text + b'","a":1}', b'{"a":"' + text + rb'\ud83d"}'):
+        with pytest.raises(HttpError, match="not JSON") as refusal:
+            parse_object(raw)
+        assert refusal.value.param is None
+
+
+def test_names_inside_strings_are_no_names() -> None:
+    body: dict[str, object] = {"a": '"a": 1, "a"', "b": [{"a": '\\"a\\":'}], "c": {"a": []}}
+    assert parse_object(json.dumps(body).encode()) == body
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(_FINE),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(_FINE), inner),
+        max_leaves=20,
+    )
+)
+def test_what_is_written_is_read(value: object) -> None:
+    assert parse_object(json.dumps({"a": value}).encode()) == {"a": value}
+    assert parse_object(json.dumps({"a": value}, ensure_ascii=False).encode()) == {"a": value}
 
 
 def test_a_whole_surrogate_pair_is_one_character() -> None:

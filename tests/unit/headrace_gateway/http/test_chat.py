@@ -291,7 +291,6 @@ async def test_neutral_values_are_taken(client: httpx.AsyncClient) -> None:
         ({"n": True}, "n"),
         ({"n": 1.5}, "n"),
         ({"temperature": "hot"}, "temperature"),
-        ({"temperature": 10**400}, "temperature"),
         ({"top_p": True}, "top_p"),
         ({"stream": "yes"}, "stream"),
         ({"stop": 5}, "stop"),

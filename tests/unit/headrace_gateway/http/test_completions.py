@@ -34,6 +34,7 @@ SHAPELESS: list[tuple[object, str]] = [
     ([1, "a"], "prompt"),
     ([True], "prompt[0]"),
     ([1.5], "prompt[0]"),
+    ([10**30], "prompt[0]"),
     ([[1, None]], "prompt[0]"),
     (["a", 1], "prompt[1]"),
 ]
@@ -70,7 +71,7 @@ async def test_a_stream_gives_text_and_the_reason_with_the_last(
         ([1, 2], [TokenPrompt([1, 2])]),
         ([[1], [2, 3]], [TokenPrompt([1]), TokenPrompt([2, 3])]),
         (["a", [2, 3]], [TextPrompt("a"), TokenPrompt([2, 3])]),
-        ([-1, 10**30], [TokenPrompt([-1, 10**30])]),
+        ([-1, 2**63], [TokenPrompt([-1, 2**63])]),
     ],
 )
 async def test_prompts_of_every_shape_reach_the_service(

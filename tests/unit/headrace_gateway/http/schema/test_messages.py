@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from headrace_gateway.http.errors import HttpError
-from headrace_gateway.http.schema.messages import messages_of
+from headrace_gateway.http.schema.messages import MAX_MESSAGES, messages_of
 from headrace_gateway.inference.calls import Message
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -80,6 +80,11 @@ def test_a_wrong_message_is_named_by_its_place(given: object, param: str) -> Non
     with pytest.raises(HttpError) as refusal:
         messages_of([given])
     assert refusal.value.param == param
+
+
+def test_too_many_messages_are_refused() -> None:
+    with pytest.raises(HttpError, match="limit"):
+        messages_of([{"role": "user", "content": "a"}] * (MAX_MESSAGES + 1))
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])

@@ -8,6 +8,8 @@ from typing import Final, NoReturn, cast
 from headrace_gateway.http.errors import HttpError, bad_request, unsupported
 from headrace_gateway.inference.calls import Message
 
+MAX_MESSAGES: Final = 16_384
+"""More than fit into any context; each costs time before the prompt can be counted."""
 _ROLES: Final = {
     "system": "system",
     "developer": "system",
@@ -31,6 +33,10 @@ def messages_of(value: object) -> tuple[Message, ...]:
     items = cast(list[object], value)
     if not items:
         raise bad_request("messages must hold at least one message.", "messages")
+    if len(items) > MAX_MESSAGES:
+        raise bad_request(
+            f"messages holds {len(items)} messages; the limit is {MAX_MESSAGES}.", "messages"
+        )
     return tuple(_message(item, f"messages[{index}]") for index, item in enumerate(items))
 
 
