@@ -9,10 +9,12 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 import httpx
 import pytest
+from support import smollm2
 from support.served import (
     ServedStack,
     clean_environ,
@@ -175,6 +177,43 @@ def test_a_key_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
     )
     assert process.returncode == 1
     assert "--api-key: this API key cannot be used: it has 5 characters" in process.stderr
+
+
+@pytest.mark.case("BR-10")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_folders_own_template_is_used_and_its_refusal_is_a_400(
+    refusing_stack: ServedStack, stream: bool
+) -> None:
+    turn = {"role": "user", "content": "Hi"}
+    with refusing_stack.client() as client:
+        for turns, status in (([turn], 200), ([turn, turn], 400)):
+            answer = client.post(
+                "/v1/chat/completions",
+                json={
+                    "model": refusing_stack.model,
+                    "messages": turns,
+                    "max_tokens": 2,
+                    "stream": stream,
+                },
+            )
+            assert answer.status_code == status
+        error = answer.json()["error"]
+    assert error["message"] == "turns must alternate"
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.fixture(scope="module")
+def refusing_stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[ServedStack]:
+    """Serves a folder whose template wants turns to alternate; no weights, as nothing runs."""
+    folder = tmp_path_factory.mktemp("picky")
+    for name, data in smollm2.tokenizer_files().files.items():
+        (folder / name).write_bytes(data)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if not loop.first and m.role == messages[loop.index0 - 1].role %}"
+        "{{ raise_exception('turns must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    with served_stack(tmp_path_factory.mktemp("stack"), [str(folder), *ECHO]) as stack:
+        yield stack
 
 
 def test_a_model_that_is_not_there_is_refused_with_its_name(tmp_path: Path) -> None:
