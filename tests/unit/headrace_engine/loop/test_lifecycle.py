@@ -42,7 +42,7 @@ def test_one_that_never_ran_only_queued() -> None:
     rig.run()
 
 
-@pytest.mark.rule("seq.one-terminal-status")
+@pytest.mark.rule("request.one-terminal-status")
 def test_cancelling_twice_or_after_the_end_changes_nothing() -> None:
     rig = Rig()
     handle = rig.push([1], 2)

@@ -65,7 +65,7 @@ def test_nothing_to_tell_is_nothing() -> None:
     assert builder.take(2) is None
 
 
-@pytest.mark.rule("seq.one-terminal-status")
+@pytest.mark.rule("request.one-terminal-status")
 def test_a_second_end_is_a_broken_invariant() -> None:
     builder = OutputBuilder()
     sequence = make(1)

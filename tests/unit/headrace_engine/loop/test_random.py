@@ -163,7 +163,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert heard.tokens == expected[given:]
 
 
-@pytest.mark.rule("seq.one-terminal-status")
+@pytest.mark.rule("request.one-terminal-status")
 @pytest.mark.rule("cache.same-tokens")
 @pytest.mark.rule("cache.poison-spreads")
 @pytest.mark.rule("sched.trial-equals-outcome")

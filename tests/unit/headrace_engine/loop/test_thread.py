@@ -126,7 +126,7 @@ def test_stop_tokens_do_not_stop_before_min_new_tokens() -> None:
 
 @BOTH
 @pytest.mark.rule("seq.release-when-idle")
-@pytest.mark.rule("seq.one-terminal-status")
+@pytest.mark.rule("request.one-terminal-status")
 @pytest.mark.parametrize("prompt", [[3], [1, 2, 3, 4], list(range(21)), list(range(24))])
 def test_a_cancel_at_every_pass_frees_everything_and_harms_nobody(
     phases: int, prompt: list[int]

@@ -3,7 +3,7 @@
 Owner    engine thread
 Writes   Sequence, the index of handles; the scheduler's events
 Never    decides what runs
-Rules    seq.one-terminal-status, loop.validate-rejects-per-request, seq.delivered-stays
+Rules    request.one-terminal-status, loop.validate-rejects-per-request, seq.delivered-stays
 Next     headrace_engine.scheduler.scheduler
 """
 

@@ -3,7 +3,7 @@
 Owner    engine thread
 Writes   its own lists
 Never    keeps anything after ``take``
-Rules    outputs.flat, seq.one-terminal-status
+Rules    outputs.flat, request.one-terminal-status
 Next     headrace_engine.intake.publisher
 """
 

@@ -3,7 +3,7 @@
 Owner    engine thread
 Writes   everything of the engine core, through the functions it calls
 Never    touches cache bytes; runs a callback; sees the network
-Rules    loop.order, loop.phases, loop.one-terminal-status, loop.blocks-when-idle
+Rules    loop.order, loop.phases, request.one-terminal-status, loop.blocks-when-idle
 Next     headrace_engine.loop.lifecycle
 """
 

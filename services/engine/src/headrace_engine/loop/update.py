@@ -3,7 +3,7 @@
 Owner    engine thread
 Writes   SequenceColumns; ends through Lifecycle
 Never    touches a Sequence whose row only continues
-Rules    loop.overshoot-dropped, seq.one-terminal-status, cache.poison-spreads, loop.columns
+Rules    loop.overshoot-dropped, request.one-terminal-status, cache.poison-spreads, loop.columns
 Next     headrace_engine.intake.gateway
 """
 

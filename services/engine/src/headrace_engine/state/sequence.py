@@ -3,7 +3,7 @@
 Owner    engine thread
 Writes   nothing by itself; the loop and the scheduler write these
 Never    knows blocks, text or the wire
-Rules    seq.one-terminal-status, seq.release-when-idle, loop.columns
+Rules    request.one-terminal-status, seq.release-when-idle, loop.columns
 Next     headrace_engine.scheduler.scheduler
 """
 
