@@ -133,6 +133,31 @@ async def test_restarted_server_with_its_file_knows_everything(
     assert await finish(engine, "runs")
 
 
+async def test_outage_longer_than_the_leases_moves_no_request(
+    own_server: RedisServer, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    other = await connect_engine(own_server.url, options=OPTIONS)
+    await gateway.submit(record("r1"), max_queued=9)
+    await claim(engine, lease_ms=SHORT_MS)
+    own_server.kill()
+    for wire in (engine, other):
+        with pytest.raises(TransportUnavailable):
+            await wire.ping()
+    await asyncio.sleep(2 * SHORT_MS / 1000)
+    own_server.start()
+    await eventually(other.ping)
+
+    # the lease has expired, but its owner could not renew it: it is given the time to
+    assert await claim(other, "e-2", lease_ms=60_000) == {}
+    renewed = await engine.renew(MODEL, "e-1", {"r1": 1}, lease_ms=LEASE_MS)
+    assert not renewed.lost
+    # when it does not, the request moves after all
+    await engine.renew(MODEL, "e-1", {"r1": 1}, lease_ms=1)
+    await asyncio.sleep(0.6)
+    assert set(await claim(other, "e-2", lease_ms=1000)) == {"r1"}
+    await other.close()
+
+
 async def test_blocked_reads_survive_a_restart(
     own_server: RedisServer, gateway: RedisGatewayWire, engine: RedisEngineWire
 ) -> None:

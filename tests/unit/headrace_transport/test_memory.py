@@ -69,3 +69,19 @@ async def test_close_leaves_the_broker_to_the_others() -> None:
     gateway, engine = ends(broker)
     await gateway.close()
     await engine.ping()
+
+
+async def test_after_an_outage_engines_get_the_time_to_renew() -> None:
+    clock = FakeClock()
+    broker = MemoryBroker(clock=clock)
+    gateway, engine = ends(broker)
+    await gateway.submit(record("r1"), max_queued=9)
+    await claim(engine, lease_ms=LEASE_MS)
+    broker.up = False
+    clock.advance(2 * LEASE_MS / 1000)
+    with pytest.raises(TransportUnavailable):
+        await engine.ping()
+    broker.up = True
+    assert await claim(engine, "e-2") == {}
+    clock.advance(LEASE_MS / 2000)
+    assert set(await claim(engine, "e-2")) == {"r1"}

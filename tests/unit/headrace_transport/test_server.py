@@ -166,3 +166,23 @@ async def test_blocking_read_has_a_connection_of_its_own() -> None:
 def test_url_that_is_not_understood_is_refused(url: str) -> None:
     with pytest.raises(ServerUnsuitable, match="redis_url"):
         Server(url, password=None, options=WireOptions())
+
+
+async def test_server_is_calm_until_it_was_unavailable() -> None:
+    answers = iter([b":1\r\n", b"-ERR no such thing\r\n", b"-LOADING soon\r\n"])
+    async with scripted(lambda words: b"" if words[0] == b"SILENCE" else next(answers)) as (
+        server,
+        _,
+    ):
+        await server.command("X")
+        with pytest.raises(CommandFailed):
+            await server.command("X")
+        waiting = asyncio.ensure_future(server.blocking("r", "SILENCE", block_ms=20_000))
+        await asyncio.sleep(0.02)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        # neither a refused command nor a caller that gave up is an outage
+        assert server.calm_s == float("inf")
+        with pytest.raises(TransportUnavailable):
+            await server.command("X")
+        assert server.calm_s < 60

@@ -254,7 +254,8 @@ class EngineWire(Protocol):
     ) -> Sequence[Claimed]:
         """Takes at most ``credit`` requests: expired leases first, then bands in order, then
         the tenants with the least counter. Cancelled and expired entries are finished on the way,
-        dead letters too. A request whose engines keep dying is given alone.
+        dead letters too. A request whose engines keep dying is given alone. For half a lease after
+        the server was unavailable to this process, no expired lease is taken.
 
         Call it after every ``wait_bell``: leases expire without a ring.
         """

@@ -136,6 +136,8 @@ class Leases(FrameWrites):
             INLINE_RECORD_BYTES,
             BANDS,
             credit + _LOOKS,
+            # After an outage others could not renew either: they get the time to.
+            int(self._server.calm_s * 1000 >= lease_ms / 2),
         ]
         reply = await self._server.run_model("claim", model, arguments)
         return [_taken(as_list(row)) for row in as_list(reply)]

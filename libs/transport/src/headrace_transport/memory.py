@@ -61,6 +61,8 @@ class MemoryBroker:
         self.clock = clock
         self.options = options
         self.up = True
+        self.failed_ms = 0
+        """When a call last found it down, unix ms."""
         self.requests: dict[str, Work] = {}
         self.models: dict[str, ModelWork] = {}
         self.outs: dict[str, Stream[Frame | Fence]] = {}
@@ -88,6 +90,7 @@ class MemoryBroker:
         """Where every call comes in: others get their turn, as they do over a network."""
         await asyncio.sleep(0)
         if not self.up:
+            self.failed_ms = self.now_ms()
             raise TransportUnavailable("the broker is down")
         now = self.now_ms()
         gone = [
@@ -488,7 +491,8 @@ class MemoryEngineWire(_MemoryWire):
     async def take(self, model: str, engine: str, *, credit: int, lease_ms: int) -> Sequence[Taken]:
         """See ``ClaimSteps.take``."""
         await self._broker.enter()
-        return self._broker.work(model).take(engine, credit=credit, lease_ms=lease_ms)
+        calm = self._broker.now_ms() - self._broker.failed_ms >= lease_ms / 2
+        return self._broker.work(model).take(engine, credit=credit, lease_ms=lease_ms, sweep=calm)
 
     async def post(self, entries: Sequence[tuple[str, Frame | Fence]]) -> Sequence[FrameId | None]:
         """See ``ClaimSteps.post``."""

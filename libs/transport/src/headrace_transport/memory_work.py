@@ -180,9 +180,10 @@ class ModelWork:
         work.marks.clear()
 
     # the engine's side
-    def take(self, engine: str, *, credit: int, lease_ms: int) -> list[Taken]:
+    def take(self, engine: str, *, credit: int, lease_ms: int, sweep: bool = True) -> list[Taken]:
         """As ``claim.lua``."""
-        self._sweep()
+        if sweep:
+            self._sweep()
         rows: list[Taken] = []
         if credit <= 0 or self._secluded(engine, lease_ms, rows):
             return rows

@@ -6,6 +6,7 @@ Replies are raw (RESP 2, bytes). Every error of the library becomes one of ours 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Protocol, cast
@@ -76,6 +77,12 @@ class Server:
         self._slots = asyncio.Semaphore(options.max_connections)
         self._readers: dict[str, tuple[asyncio.Lock, _Connection]] = {}
         self._closed = False
+        self._failed_s = -inf
+
+    @property
+    def calm_s(self) -> float:
+        """Seconds since the server was last unavailable to this process."""
+        return time.monotonic() - self._failed_s
 
     # commands
     async def command(self, *arguments: Argument) -> Reply:
@@ -84,7 +91,7 @@ class Server:
 
     async def pipeline(self, commands: Sequence[Sequence[Argument]]) -> list[Reply]:
         """Several commands in one round trip; the first error among the replies is raised."""
-        return _checked(await self._exchange(commands))
+        return self._checked(await self._exchange(commands))
 
     async def run(self, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Reply:
         """Runs a script, which is sent whole when the server does not know it (yet, or any more)."""
@@ -105,7 +112,7 @@ class Server:
             again = await self._exchange([("EVAL", found.text, *tails[i]) for i in unknown])
             for i, reply in zip(unknown, again, strict=True):
                 replies[i] = reply
-        return _checked(replies)
+        return self._checked(replies)
 
     async def run_model(self, name: str, model: str, arguments: Sequence[Argument]) -> Reply:
         """Runs a script that has the common prelude."""
@@ -123,7 +130,7 @@ class Server:
         deadline_s = block_ms / 1000 + self.options.op_timeout_s
         async with lock:
             replies = await self._talk(connection, [arguments], deadline_s)
-        return _checked(replies)[0]
+        return self._checked(replies)[0]
 
     async def close(self) -> None:
         """Closes every connection. Commands in flight fail as unavailable."""
@@ -168,6 +175,7 @@ class Server:
         except exceptions.AuthenticationError as error:
             raise AccessDenied(f"the server refused the password: {error}") from error
         except (exceptions.RedisError, OSError) as error:
+            self._failed_s = time.monotonic()
             # What broke this connection has most likely broken those that lie idle.
             for other in self._idle:
                 await other.disconnect(nowait=True)
@@ -176,6 +184,17 @@ class Server:
             if not finished or self._closed:
                 await connection.disconnect(nowait=True)
         return replies
+
+    def _checked(self, replies: Sequence[Reply | exceptions.ResponseError]) -> list[Reply]:
+        checked: list[Reply] = []
+        for reply in replies:
+            if isinstance(reply, exceptions.ResponseError):
+                error = _translated(reply)
+                if isinstance(error, TransportUnavailable):
+                    self._failed_s = time.monotonic()
+                raise error from reply
+            checked.append(reply)
+        return checked
 
     def _connection(self) -> _Connection:
         return self._make(
@@ -202,15 +221,6 @@ async def _exchange(
         except exceptions.ResponseError as error:
             replies.append(error)
     return replies
-
-
-def _checked(replies: Sequence[Reply | exceptions.ResponseError]) -> list[Reply]:
-    checked: list[Reply] = []
-    for reply in replies:
-        if isinstance(reply, exceptions.ResponseError):
-            raise _translated(reply) from reply
-        checked.append(reply)
-    return checked
 
 
 def _translated(error: exceptions.ResponseError) -> TransportError:

@@ -5,6 +5,7 @@
 -- prelude common
 -- A  1 engine  2 credit  3 lease ms  4 crashes that make a suspect  5 crashes that end it
 --    6 bytes that an inline record may have  7 bands  8 entries looked at, at most
+--    9 whether expired leases are taken away (1|0)
 -- Returns rows {id, attempt, crashes, verdict, gateway, slot, n, prompt, begun, past, record,
 --    {marks}}; verdict is 'run' | 'poison' | 'expired' | 'lost', and the engine has the lease
 --    of each, whatever the verdict.
@@ -156,7 +157,7 @@ local function walk(band)
   end
 end
 
-sweep()
+if A[9] == '1' then sweep() end
 if credit <= 0 or secluded() then return rows end
 while #rows < credit do
   local id = redis.call('ZPOPMIN', K.orphans)[1]
