@@ -74,11 +74,14 @@ def test_the_persons_environment_goes_before_our_defaults(tmp_path: Path) -> Non
     assert spec.stop_within_s == 13
 
 
-def test_the_file_goes_before_our_defaults(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_flag", [False, True])
+def test_the_file_goes_before_our_defaults(tmp_path: Path, by_flag: bool) -> None:
     config = tmp_path / "c.yaml"
     config.write_text("engine:\n  drain_s: 5\n  log_format: json\n")
-    options = replace(NOTHING, config_file=config)
-    spec = processes(tmp_path, options).engine()
+    if by_flag:
+        spec = processes(tmp_path, replace(NOTHING, config_file=config)).engine()
+    else:
+        spec = processes(tmp_path, environ={"HEADRACE_CONFIG_FILE": str(config)}).engine()
     assert "HEADRACE_ENGINE_DRAIN_S" not in spec.environ
     assert "HEADRACE_ENGINE_LOG_FORMAT" not in spec.environ
     assert spec.environ["HEADRACE_ENGINE_LEASE_MS"] == "5000"

@@ -277,6 +277,20 @@ async def test_lines_go_to_the_log_file_too(tmp_path: Path) -> None:
     assert log.read_text() == "hello\nbye\n"
 
 
+async def test_a_full_log_file_is_put_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace_cli.supervisor.LOG_BYTES", 3)
+    run = Run()
+    log = tmp_path / "child.log"
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run.of(child(tmp_path, log_file=log)))
+        await run.ready.wait()
+        run.stop.set()
+    assert (tmp_path / "child.log.1").read_text() == "bye\n"
+    assert log.read_text() == ""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
 def test_children_die_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     supervisor = f"""

@@ -12,7 +12,10 @@ def run(endpoint: Endpoint, request_id: str) -> None:
     """Cancels it. Raises CommandFailed when it is unknown or over."""
     with endpoint.client() as client:
         try:
-            check(client.delete(f"/v1/requests/{request_id}"))
+            answer = client.delete(f"/v1/requests/{request_id}")
         except httpx.TransportError as error:
             raise CommandFailed(f"{endpoint.url} does not answer: {error}") from error
+    check(answer)
+    if answer.json().get("cancelled") is False:
+        raise CommandFailed(f"{request_id} had ended already.")
     print(f"cancelled {request_id}")

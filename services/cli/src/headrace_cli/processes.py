@@ -63,7 +63,9 @@ class Processes:
         self._http_ports = http_ports
         self._grpc_ports = grpc_ports
         self._redis_port = redis_port
-        self._file = _sections(options.config_file)
+        named = environ.get("HEADRACE_CONFIG_FILE")
+        self._config = options.config_file or (Path(named) if named else None)
+        self._file = _sections(self._config)
         self.redis_url = f"redis://{ports.HOST}:{redis_port}/0"
         self.redis_password = state.secret(state.redis_password_file)
         self.pepper = state.secret(state.pepper_file).encode()
@@ -130,8 +132,8 @@ class Processes:
             "PYTHONUNBUFFERED": "1",
         }
         environ.pop(prefix + "REDIS_PASSWORD", None)
-        if self._options.config_file is not None:
-            environ["HEADRACE_CONFIG_FILE"] = str(self._options.config_file.absolute())
+        if self._config is not None:
+            environ["HEADRACE_CONFIG_FILE"] = str(self._config.absolute())
 
         async def is_ready() -> bool:
             return ready_file.exists()

@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -21,6 +22,8 @@ from headrace_cli.errors import CommandFailed
 
 MARKER = "headrace-state"
 """A file that only state directories have, so that ``reset`` never empties anything else."""
+LOCK_WAIT_S = 0.5
+"""Longer than another command holds the lock to see whether it is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +131,15 @@ class StateDir:
         """Held by the one stack of this directory. Raises CommandFailed when it runs."""
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise CommandFailed(
-                    f"A stack already runs with the state directory {self.path}"
-                    f"{_described(self.running())}.",
-                    hint="Use it, stop it with Ctrl-C, or name another --state-dir.",
-                ) from None
+            end = time.monotonic() + LOCK_WAIT_S
+            while not _try_lock(descriptor):
+                if time.monotonic() > end:
+                    raise CommandFailed(
+                        f"A stack already runs with the state directory {self.path}"
+                        f"{_described(self.running())}.",
+                        hint="Use it, stop it with Ctrl-C, or name another --state-dir.",
+                    )
+                time.sleep(LOCK_WAIT_S / 10)
             yield
         finally:
             os.close(descriptor)
@@ -143,12 +147,13 @@ class StateDir:
     def is_locked(self) -> bool:
         """Whether a stack runs."""
         try:
-            with self.lock():
-                return False
-        except CommandFailed:
-            return True
-        except FileNotFoundError:
+            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
             return False
+        try:
+            return not _try_lock(descriptor)
+        finally:
+            os.close(descriptor)
 
     def announce(self, stack: RunningStack) -> None:
         """Tells other commands where the stack is."""
@@ -182,6 +187,14 @@ class StateDir:
             )
         with self.lock():
             shutil.rmtree(self.path)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _described(stack: RunningStack | None) -> str:

@@ -17,10 +17,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, Self, TextIO
 
 LAST_LINES: Final = 20
 """Lines of a child's output that are told when it fails."""
+LOG_BYTES: Final = 32 << 20
+"""Size at which a log file is put aside."""
 _LINE_BYTES: Final = 1 << 20
 _PR_SET_PDEATHSIG: Final = 1
 _POLL_S: Final = 0.05
@@ -174,7 +176,10 @@ class Supervisor:
             restarts = 1 if child.is_ready and lived_s >= policy.healthy_s else restarts + 1
             what = f"{child.spec.name} {child.how_it_ended()}"
             if restarts > policy.limit:
-                self._fail(f"{what}; it was restarted {policy.limit} times and keeps ending")
+                self._fail(
+                    f"{what}; it was restarted {policy.limit} times and keeps ending"
+                    f"{child.last_lines()}"
+                )
                 return
             delay_s = policy.delay_s(restarts)
             self._output.note(f"{what}; restart {restarts} of {policy.limit} in {delay_s:g} s")
@@ -232,7 +237,9 @@ class _Child:
             now = time.monotonic()
             if self._process is None or self._process.returncode is not None:
                 await self.ended()
-                raise SupervisionFailed(f"{self.spec.name} {self.how_it_ended()}{self._tail()}")
+                raise SupervisionFailed(
+                    f"{self.spec.name} {self.how_it_ended()}{self.last_lines()}"
+                )
             if now - began > self.spec.ready_within_s:
                 self.kill()
                 raise SupervisionFailed(
@@ -295,13 +302,13 @@ class _Child:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _tail(self) -> str:
+    def last_lines(self) -> str:
+        """The end of its output, for a message."""
         return "".join(f"\n  {line}" for line in self._last)
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        log = None if self.spec.log_file is None else self.spec.log_file.open("a", buffering=1)
-        try:
+        with _LogFile(self.spec.log_file) as log:
             while True:
                 try:
                     data = await process.stdout.readline()
@@ -312,11 +319,37 @@ class _Child:
                 line = data.decode("utf-8", "replace").rstrip()
                 self._last.append(line)
                 self._output.child_line(self.spec.name, line)
-                if log is not None:
-                    log.write(line + "\n")
-        finally:
-            if log is not None:
-                log.close()
+                log.write(line)
+
+
+class _LogFile:
+    """Lines on disk, at most twice ``LOG_BYTES``: a full file becomes ``.1``."""
+
+    def __init__(self, path: Path | None) -> None:
+        """None: lines are dropped."""
+        self._path = path
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> Self:
+        self._open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def write(self, line: str) -> None:
+        if self._path is None or self._file is None:
+            return
+        self._file.write(line + "\n")
+        if self._file.tell() > LOG_BYTES:
+            self._file.close()
+            self._path.replace(self._path.with_name(self._path.name + ".1"))
+            self._open()
+
+    def _open(self) -> None:
+        if self._path is not None:
+            self._file = self._path.open("a", buffering=1, encoding="utf-8")
 
 
 async def _set(event: asyncio.Event) -> None:
