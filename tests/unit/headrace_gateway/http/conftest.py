@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 import uvicorn
+from headrace_gateway.http.protocol import EdgeProtocol
 from support.http_edge import Edge, QuietServer, Wire
 
 
@@ -27,7 +28,12 @@ async def client(edge: Edge) -> AsyncIterator[httpx.AsyncClient]:
 async def address(edge: Edge) -> AsyncIterator[tuple[str, int]]:
     """The same application on a real server, for tests in which bytes matter."""
     config = uvicorn.Config(
-        edge.build(), log_config=None, access_log=False, lifespan="off", server_header=False
+        edge.build(),
+        http=EdgeProtocol,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
     )
     server = QuietServer(config)
     listening = socket.create_server(("127.0.0.1", 0))
