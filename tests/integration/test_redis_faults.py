@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 from headrace_transport.connection import (
@@ -156,6 +157,27 @@ async def test_outage_longer_than_the_leases_moves_no_request(
     await asyncio.sleep(0.6)
     assert set(await claim(other, "e-2", lease_ms=1000)) == {"r1"}
     await other.close()
+
+
+async def test_outage_longer_than_a_gateways_lease_cancels_nothing(
+    own_server: RedisServer, gateway: RedisGatewayWire
+) -> None:
+    options = replace(OPTIONS, reap_after_outage_s=0.5)
+    engine = await connect_engine(own_server.url, options=options)
+    await gateway.beat_gateway(GATEWAY, ttl_ms=SHORT_MS)
+    own_server.command("ZADD", "hr:gateways", "1", "gw-dead")
+    await gateway.submit(record("r1"), max_queued=9)
+    own_server.kill()
+    with pytest.raises(TransportUnavailable):
+        await engine.ping()
+    own_server.start()
+    await eventually(engine.ping)
+    await engine.reap(MODEL)
+    assert b"gw-dead" in own_server.command("ZRANGE", "hr:gateways", "0", "-1")
+    await asyncio.sleep(0.5)
+    await engine.reap(MODEL)
+    assert b"gw-dead" not in own_server.command("ZRANGE", "hr:gateways", "0", "-1")
+    await engine.close()
 
 
 async def test_blocked_reads_survive_a_restart(

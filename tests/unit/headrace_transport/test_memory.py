@@ -85,3 +85,20 @@ async def test_after_an_outage_engines_get_the_time_to_renew() -> None:
     assert await claim(engine, "e-2") == {}
     clock.advance(LEASE_MS / 2000)
     assert set(await claim(engine, "e-2")) == {"r1"}
+
+
+async def test_after_an_outage_nobody_is_taken_for_dead_at_once() -> None:
+    clock = FakeClock()
+    broker = MemoryBroker(clock=clock)
+    gateway, engine = ends(broker)
+    await gateway.submit(record("r1"), max_queued=9)
+    broker.up = False
+    clock.advance(60)
+    with pytest.raises(TransportUnavailable):
+        await engine.ping()
+    broker.up = True
+    await engine.reap(MODEL)
+    assert await gateway.queue_depth(MODEL) == 1
+    clock.advance(broker.options.reap_after_outage_s)
+    await engine.reap(MODEL)
+    assert await gateway.queue_depth(MODEL) == 0

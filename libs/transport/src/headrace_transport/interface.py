@@ -330,7 +330,8 @@ class EngineWire(Protocol):
     async def reap(self, model: str) -> None:
         """Clears what dead processes left: requests of dead gateways are marked cancelled,
         expired process leases removed, out and control streams of the dead deleted.
-        Safe to run by every engine at once.
+        Safe to run by every engine at once; does nothing for a while after an outage, in which
+        nobody could beat.
         """
         ...
 

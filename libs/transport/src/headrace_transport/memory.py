@@ -469,6 +469,8 @@ class MemoryEngineWire(_MemoryWire):
         """See ``EngineWire.reap``."""
         await self._broker.enter()
         broker, now = self._broker, self._broker.now_ms()
+        if now - broker.failed_ms < broker.options.reap_after_outage_s * 1000:
+            return
         grace = broker.options.resume_grace_ms
         dead = {name for name, expiry in broker.gateways.items() if expiry + grace <= now}
         work = broker.work(model)

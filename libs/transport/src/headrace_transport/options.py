@@ -22,5 +22,7 @@ class WireOptions:
     """After this a live request without a deadline counts no more for its key's concurrency."""
     sign_of_life_ms: int = 15_000
     """How long a submit or an attach counts as its gateway's beat."""
+    reap_after_outage_s: float = 10.0
+    """How long after an outage nobody is taken for dead: others could not beat either."""
     resume_grace_ms: int = 0
     """How long the requests of a gateway outlive its lease."""

@@ -80,6 +80,8 @@ class EngineLeases(Part):
 
     async def reap(self, model: str) -> None:
         """See ``EngineWire.reap``."""
+        if self._server.calm_s < self._server.options.reap_after_outage_s:
+            return
         stranded, expired = as_list(
             await self._server.run_model(
                 "reap",
