@@ -7,8 +7,8 @@ the order. On Linux they die with it, however it ends (the kernel's parent-death
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
+import shutil
 import signal
 import sys
 import time
@@ -24,7 +24,6 @@ LAST_LINES: Final = 20
 LOG_BYTES: Final = 32 << 20
 """Size at which a log file is put aside."""
 _LINE_BYTES: Final = 1 << 20
-_PR_SET_PDEATHSIG: Final = 1
 _POLL_S: Final = 0.05
 
 Step = Callable[[], Awaitable[None]]
@@ -216,13 +215,12 @@ class _Child:
         self.spec.before_start()
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *self.spec.argv,
+                *_command(self.spec),
                 env=dict(self.spec.environ),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(os.getpid()),
                 limit=_LINE_BYTES,
             )
         except OSError as error:
@@ -356,15 +354,23 @@ async def _set(event: asyncio.Event) -> None:
     await event.wait()
 
 
-def _die_with_parent(parent: int) -> Callable[[], None] | None:
-    """What a new process does before it becomes the child: asks to be killed with its parent."""
+# Runs in the new process, which then becomes the child: asks the kernel to be killed with its
+# parent. A program of its own and not a hook after the fork, where nothing is safe with threads.
+_DIES_WITH_PARENT: Final = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
+if os.getppid() != int(sys.argv[1]):  # it died in between
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def _command(spec: ChildSpec) -> list[str]:
+    """What to run for a child. Raises SupervisionFailed when there is no such program."""
+    program = shutil.which(spec.argv[0])
+    if program is None:
+        raise SupervisionFailed(f"{spec.name} cannot be started: there is no {spec.argv[0]}")
+    command = [program, *spec.argv[1:]]
     if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None, use_errno=True)  # loaded here: nothing may be loaded after the fork
-
-    def ask() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:  # it died in between
-            os._exit(1)
-
-    return ask
+        return command
+    return [sys.executable, "-I", "-S", "-c", _DIES_WITH_PARENT, str(os.getpid()), *command]
