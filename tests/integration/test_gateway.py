@@ -267,3 +267,36 @@ async def test_a_request_that_the_server_lost_goes_on_without_deciding_a_token_a
                     if line.startswith("data: {"):
                         got += json.loads(line[6:])["choices"][0]["text"]
         assert got == "abcdef"
+
+
+async def test_an_unsuitable_server_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with redis_server("valkey", "--maxmemory", "50mb", "--maxmemory-policy", "allkeys-lru") as bad:
+        async with gateway_program(bad.url, tmp_path / "a") as program:
+            assert await program.wait() == 2
+            assert "maxmemory-policy" in program.log
+
+
+async def test_a_request_can_be_cancelled_at_any_gateway(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    async with (
+        gateway_program(server.url, tmp_path / "a") as first,
+        gateway_program(server.url, tmp_path / "b") as second,
+        engine_at(server.url),
+    ):
+        await first.ready()
+        await second.ready()
+        key = await make_key(server.url)
+        async with client(first, key) as here, client(second, key) as there:
+            async with here.stream("POST", "/v1/completions", json=body(stream=True)) as response:
+                await eventually(lambda: known(there, response))
+                request_id = response.headers["x-request-id"]
+                assert (await there.delete(f"/v1/requests/{request_id}")).status_code == 200
+                found = await chunks(response)
+            assert found[-1]["error"]["code"] == "cancelled"
+
+
+async def known(http: httpx.AsyncClient, response: httpx.Response) -> bool:
+    """Whether a gateway knows the request of a response."""
+    request_id = response.headers["x-request-id"]
+    return (await http.get(f"/v1/requests/{request_id}")).status_code == 200

@@ -239,16 +239,15 @@ class GatewayProcess:
 
 
 async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The work's result; None when the stop came first."""
-    async with asyncio.TaskGroup() as group:
-        working = group.create_task(work)
-        asked = group.create_task(stopping.wait())
+    """The work's result, or what it raised; None when the stop came first."""
+    working, asked = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
+    try:
         await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
-        asked.cancel()
-        if not working.done():
-            working.cancel()
-            return None
-    return working.result()
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, asked):
+            task.cancel()
+        await asyncio.wait({working, asked})
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -49,7 +49,8 @@ class GatewayMetrics:
         )
         self.finished = registry.counter(
             "headrace_gateway_requests_finished_total",
-            "Admitted calls that ended, by reason: stop, length, cancelled, deadline, error.",
+            "Admitted calls that ended, by reason: stop, length, cancelled, deadline, error, "
+            "moved (taken up at another gateway).",
             labels=("model", "reason"),
         )
         self.rejected = registry.counter(

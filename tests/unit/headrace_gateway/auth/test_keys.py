@@ -202,6 +202,11 @@ async def test_keys_that_make_no_sense_are_refused(door: Door) -> None:
         await door.keys.create(name="a", max_concurrency=0)
 
 
+async def test_a_tenant_that_may_not_enter_a_key_is_refused(door: Door) -> None:
+    with pytest.raises(ValueError, match="tenant"):
+        await door.keys.create(name="a", tenant="a b:{c}")
+
+
 async def test_a_flood_of_unknown_keys_does_not_fill_the_memory(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Final, Literal, cast, get_args
 
 from headrace_contracts.keys import BANDS, DEFAULT_BAND
 from headrace_kit.clock import Clock
+from headrace_transport.errors import RecordRejected
 from headrace_transport.interface import ApiKey, GatewayWire
 
 from headrace_gateway.auth import tokens
@@ -187,8 +188,14 @@ class KeyStore:
         """Puts exported keys back; says how many. Raises ``ValueError`` before any is put."""
         keys = [_decode(line) for line in data.splitlines() if line.strip()]
         for key in keys:
-            await self._wire.put_api_key(key)
+            await self._write(key)
         return len(keys)
+
+    async def _write(self, key: ApiKey) -> None:
+        try:
+            await self._wire.put_api_key(key)
+        except RecordRejected as error:
+            raise ValueError(str(error)) from error
 
     async def _put(
         self,
@@ -216,7 +223,7 @@ class KeyStore:
             max_concurrency=max_concurrency,
         )
         _check(key, now_ms)
-        await self._wire.put_api_key(key)
+        await self._write(key)
         return key
 
 

@@ -6,6 +6,7 @@ Next: headrace_gateway.inference.service
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ from headrace_gateway.inference.running import OpenCall
 from headrace_gateway.inference.session import Session
 from headrace_gateway.settings import GatewaySettings
 
+TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+"""W3C trace context; anything else of a caller's goes no further."""
 MAX_CHOICES_PER_CALL: Final = 1024
 """Prompts times n."""
 
@@ -192,7 +195,7 @@ class Planner:
                 deadline_ms=0 if deadline_s is None else now_ms + max(1, int(deadline_s * 1000)),
                 submitted_ms=now_ms,
                 cache_salt=call.cache_salt,
-                traceparent=call.traceparent,
+                traceparent=call.traceparent if TRACEPARENT.fullmatch(call.traceparent) else "",
             )
             record.sampling.max_new_tokens = room
             records.append(record)

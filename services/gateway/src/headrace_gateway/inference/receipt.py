@@ -9,6 +9,7 @@ from headrace_contracts.codes import FinishReason
 from headrace_kit.clock import Clock
 from headrace_kit.log import get_logger
 
+from headrace_gateway.errors import Conflict
 from headrace_gateway.inference.admission import RETRY_MAX_S, RETRY_MIN_S
 from headrace_gateway.inference.running import OpenCall
 from headrace_gateway.metrics import GatewayMetrics
@@ -78,9 +79,10 @@ class Receipts:
 
 
 def outcome(call: OpenCall) -> str:
-    """One word for how a call ended: the worst of its choices."""
-    if any(session.failure is not None for session in call.sessions):
-        return "error"
+    """One word for how a call ended: the worst of its choices; ``moved`` to another gateway."""
+    failures = [session.failure for session in call.sessions if session.failure is not None]
+    if failures:
+        return "moved" if all(isinstance(each, Conflict) for each in failures) else "error"
     finishes = {choice.finish for session in call.sessions for choice in session.choices}
     for reason in (
         FinishReason.ERROR,

@@ -56,6 +56,8 @@ TICK_S: Final = 0.1
 TRIM_EVERY_S: Final = 1.0
 CANCEL_WAIT_S: Final = 1.0
 """How long a cancel by id waits for its mark to be on the server: its place is free then."""
+LEAVE_S: Final = 0.5
+"""How long saying good-bye to the server may take; else the lease lapses by itself."""
 LAST_MARKS_S: Final = 0.5
 """How long the end of a drain waits for its cancels to be on the server."""
 DRAIN_RETRY_S: Final = 1
@@ -159,8 +161,9 @@ class InferenceService:
                 self._tasks.serve(job, name=name)
             await stop.wait()
         try:
-            await self._wire.leave_gateway(self._process)
-        except transport.TransportUnavailable:
+            async with asyncio.timeout(LEAVE_S):
+                await self._wire.leave_gateway(self._process)
+        except (transport.TransportUnavailable, TimeoutError):
             log.info("gateway.left_silently")
 
     async def drain(self, timeout_s: float) -> None:
