@@ -106,6 +106,11 @@ class CpuExecutor:
         """Tokens at which the model itself ends a text."""
         return self._config.eos_token_ids
 
+    @property
+    def region(self) -> NDArray[np.uint8]:
+        """The cache blocks' bytes, once started."""
+        return self._region
+
     def describe(self) -> dict[str, str | int]:
         """Kernels, data types and threads, for the log."""
         return {**self._decoder.describe(), "kv_dtype": self._kv_dtype}

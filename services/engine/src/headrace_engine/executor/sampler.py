@@ -46,7 +46,8 @@ class NumpySampling:
 
     def greedy(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """See SamplingKernels."""
-        return logits.argmax(axis=1).astype(np.int32), np.isfinite(logits).all(axis=1)
+        finite: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(logits), axis=1)
+        return logits.argmax(axis=1).astype(np.int32), finite
 
     def gumbel(self, key: tuple[int, int], count: int) -> NDArray[np.float32]:
         """See SamplingKernels."""

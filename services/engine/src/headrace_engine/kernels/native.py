@@ -20,7 +20,7 @@ GROUP: Final = 32
 """Inputs of a linear are padded to whole groups, and rows of its input are zero there."""
 LANES: Final = 16
 _ALIGNMENT_BYTES: Final = 64
-_INTERFACE: Final = 1
+_INTERFACE: Final = 2
 
 _SIGNATURES: Final[dict[str, tuple[object, tuple[object, ...]]]] = {
     "hr_interface": (c_int32, ()),

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """``x[tokens, hidden]`` scaled to unit mean square, times ``weight[hidden]``."""
+    """``x[..., size]`` scaled to unit mean square, times ``weight[size]``."""
     scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
     return weight * (x * scale)
 

@@ -53,6 +53,8 @@ class ModelConfig:
     rope_scaling: RopeScaling | None
     tied_output: bool
     qkv_bias: bool
+    qk_norm: bool
+    """Queries and keys are normed head by head before they are rotated."""
     eos_token_ids: tuple[int, ...]
 
     @property

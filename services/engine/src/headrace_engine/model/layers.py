@@ -61,6 +61,10 @@ class Layer:
     qkv: Matrix
     """Queries, then keys, then values: [(heads + 2 * kv_heads) * head_dim, hidden]."""
     qkv_bias: Vector | None
+    query_norm: Vector | None
+    """float32[head_dim]."""
+    key_norm: Vector | None
+    """float32[head_dim]."""
     attention_output: Matrix
     """[hidden, heads * head_dim]."""
     mlp_norm: Vector
@@ -153,6 +157,8 @@ class _Source:
             attention_norm=self.vector("attention_norm", hidden, index),
             qkv=Matrix((self._straight(query), self._straight(key), value)),
             qkv_bias=bias,
+            query_norm=self._head_norm("query_norm", index),
+            key_norm=self._head_norm("key_norm", index),
             attention_output=self.matrix("attention_output", hidden, q_width, index),
             mlp_norm=self.vector("mlp_norm", hidden, index),
             gate=self.matrix("gate", wide, hidden, index),
@@ -169,6 +175,11 @@ class _Source:
     def optional(self, role: str, size: int) -> Vector | None:
         name = self._names.get(role)
         return self.vector(role, size) if name is not None and name in self._checkpoint else None
+
+    def _head_norm(self, role: str, layer: int) -> Vector | None:
+        if not self._config.qk_norm:
+            return None
+        return self.vector(role, self._config.head_dim, layer)
 
     def _raw(self, role: str, shape: tuple[int, ...], layer: int) -> RawTensor:
         return expect_shape(self._checkpoint.tensor(self._names[role].format(layer)), shape)

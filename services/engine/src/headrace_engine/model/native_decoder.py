@@ -217,6 +217,8 @@ class _NativeLayer:
     def __init__(self, decoder: NativeDecoder, layer: Layer) -> None:
         self._attention_norm = layer.attention_norm
         self._mlp_norm = layer.mlp_norm
+        self._query_norm = layer.query_norm
+        self._key_norm = layer.key_norm
         qkv = decoder.linear(layer.qkv)
         if layer.qkv_bias is not None:
             qkv.set_bias(layer.qkv_bias)
@@ -229,8 +231,9 @@ class _NativeLayer:
 
     @property
     def descriptor(self) -> list[int]:
-        """Two norms, then the linears, as the library reads them."""
-        found = [address(self._attention_norm), address(self._mlp_norm)]
+        """Four norms, then the linears, as the library reads them."""
+        norms = (self._attention_norm, self._mlp_norm, self._query_norm, self._key_norm)
+        found = [0 if norm is None else address(norm) for norm in norms]
         for linear in self._linears:
             found += linear.descriptor
         return found

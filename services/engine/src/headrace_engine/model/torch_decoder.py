@@ -18,7 +18,7 @@ from headrace_engine.model.decoder import (
     Dtype,
     ForwardInputs,
 )
-from headrace_engine.model.layers import Layer, Matrix, Weights
+from headrace_engine.model.layers import Layer, Matrix, Vector, Weights
 from headrace_engine.model.loader.formats import Progress
 
 _TORCH_DTYPES: Final = {
@@ -103,8 +103,12 @@ class TorchDecoder:
         qkv = reference.linear(hidden, layer.qkv, layer.qkv_bias)
         qkv = qkv.view(len(x), config.heads + 2 * config.kv_heads, config.head_dim)
         value_head = config.heads + config.kv_heads
-        query = reference.rope(qkv[:, : config.heads], cosines, sines)
-        key = reference.rope(qkv[:, config.heads : value_head], cosines, sines)
+        query, key = qkv[:, : config.heads], qkv[:, config.heads : value_head]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query = reference.rms_norm(query, layer.query_norm, config.norm_epsilon)
+            key = reference.rms_norm(key, layer.key_norm, config.norm_epsilon)
+        query = reference.rope(query, cosines, sines)
+        key = reference.rope(key, cosines, sines)
         value = qkv[:, value_head:]
         rows = [
             slice(int(first), int(end))
@@ -172,9 +176,15 @@ class _TorchLayer:
     def __init__(self, decoder: TorchDecoder, layer: Layer) -> None:
         self.attention_norm = torch.as_tensor(layer.attention_norm)
         self.qkv = decoder.matrix(layer.qkv)
-        self.qkv_bias = None if layer.qkv_bias is None else torch.as_tensor(layer.qkv_bias)
+        self.qkv_bias = _optional(layer.qkv_bias)
+        self.query_norm = _optional(layer.query_norm)
+        self.key_norm = _optional(layer.key_norm)
         self.attention_output = decoder.matrix(layer.attention_output)
         self.mlp_norm = torch.as_tensor(layer.mlp_norm)
         self.gate = decoder.matrix(layer.gate)
         self.up = decoder.matrix(layer.up)
         self.down = decoder.matrix(layer.down)
+
+
+def _optional(vector: Vector | None) -> Tensor | None:
+    return None if vector is None else torch.as_tensor(vector)

@@ -20,6 +20,8 @@ namespace {
 struct LayerWeights {
     const float* attention_norm;
     const float* mlp_norm;
+    const float* query_norm;  // float[head_dim], or null; likewise key_norm
+    const float* key_norm;
     Linear qkv, attention_output, gate_up, down;
 };
 
@@ -124,7 +126,7 @@ class Decoder {
         each(tokens, [&](int t) { embed(batch.tokens[t], residual_.get() + size_t(t) * hidden_stride_); });
         for (int layer = 0; layer < shape_.layers; ++layer) run_layer(batch, layer, tokens);
         each(batch.output_count, [&](int i) {
-            norm(residual_.get() + size_t(batch.outputs[i]) * hidden_stride_, final_norm_,
+            norm(residual_.get() + size_t(batch.outputs[i]) * hidden_stride_, final_norm_, shape_.hidden,
                  normed_.get() + size_t(i) * hidden_stride_);
         });
         run_linear<Then::kStore>(pool_, output_, batch.output_count, normed_.get(), hidden_stride_, logits,
@@ -184,24 +186,25 @@ class Decoder {
 
     void norm_all(const float* weight, int tokens) {
         each(tokens, [&](int t) {
-            norm(residual_.get() + size_t(t) * hidden_stride_, weight,
+            norm(residual_.get() + size_t(t) * hidden_stride_, weight, shape_.hidden,
                  normed_.get() + size_t(t) * hidden_stride_);
         });
     }
 
-    void norm(const float* x, const float* weight, float* y) const {
-        const int hidden = shape_.hidden, whole = hidden / kLanes * kLanes;
+    // y may be x.
+    void norm(const float* x, const float* weight, int size, float* y) const {
+        const int whole = size / kLanes * kLanes;
         F32 squares = splat(0.0f);
         for (int i = 0; i < whole; i += kLanes) {
             const F32 v = load<F32>(x + i);
             squares = fma(v, v, squares);
         }
         float total = sum(squares);
-        for (int i = whole; i < hidden; ++i) total += x[i] * x[i];
-        const float scale = 1.0f / std::sqrt(total / hidden + shape_.norm_epsilon);
+        for (int i = whole; i < size; ++i) total += x[i] * x[i];
+        const float scale = 1.0f / std::sqrt(total / size + shape_.norm_epsilon);
         for (int i = 0; i < whole; i += kLanes)
             store(y + i, load<F32>(weight + i) * (load<F32>(x + i) * splat(scale)));
-        for (int i = whole; i < hidden; ++i) y[i] = weight[i] * (x[i] * scale);
+        for (int i = whole; i < size; ++i) y[i] = weight[i] * (x[i] * scale);
     }
 
     void embed(int token, float* out) const {
@@ -236,7 +239,11 @@ class Decoder {
         const float* cosines = rope_ + size_t(position) * dim;
         const float* sines = cosines + dim / 2;
         float* q = qkv_.get() + size_t(token) * qkv_stride_;
-        for (int h = 0; h < shape_.heads + shape_.kv_heads; ++h) rotate(q + h * dim, cosines, sines);
+        for (int h = 0; h < shape_.heads + shape_.kv_heads; ++h) {
+            const float* weight = h < shape_.heads ? layers_[layer].query_norm : layers_[layer].key_norm;
+            if (weight) norm(q + h * dim, weight, dim, q + h * dim);
+            rotate(q + h * dim, cosines, sines);
+        }
         if (position < batch.store_from[row]) return;
         int inside;
         Number* keys = (Number*)layer_of(batch, layer, row, position, inside);
@@ -320,7 +327,7 @@ hr::Linear linear_from(const int64_t* d) {
 }  // namespace
 
 // Changes whenever a signature below does.
-int32_t hr_interface() { return 1; }
+int32_t hr_interface() { return 2; }
 
 int32_t hr_dots_bf16() { return hr::kDotsBf16; }
 
@@ -358,15 +365,16 @@ void hr_linear(void* pool, const int64_t* descriptor, int32_t rows, const float*
 }
 
 // numbers: layers, hidden, intermediate, heads, kv_heads, head_dim, vocabulary.
-// layers: for each, two pointers (norms) and four descriptors (qkv, output, gate_up, down).
+// layers: for each, four pointers (norms; those of heads may be null) and four descriptors (qkv, output, gate_up, down).
 void* hr_decoder_create(void* pool, const int32_t* numbers, float norm_epsilon, const int64_t* embedding,
                         const int64_t* output, const float* final_norm, const int64_t* layers) {
     hr::Shape shape{numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6],
                     norm_epsilon};
     std::vector<hr::LayerWeights> weights;
-    for (int i = 0; i < shape.layers; ++i, layers += 22)
-        weights.push_back({(const float*)layers[0], (const float*)layers[1], linear_from(layers + 2),
-                           linear_from(layers + 7), linear_from(layers + 12), linear_from(layers + 17)});
+    for (int i = 0; i < shape.layers; ++i, layers += 24)
+        weights.push_back({(const float*)layers[0], (const float*)layers[1], (const float*)layers[2],
+                           (const float*)layers[3], linear_from(layers + 4), linear_from(layers + 9),
+                           linear_from(layers + 14), linear_from(layers + 19)});
     return new hr::Decoder(*(hr::Pool*)pool, shape, linear_from(embedding), linear_from(output), final_norm,
                            std::move(weights));
 }

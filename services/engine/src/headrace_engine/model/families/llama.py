@@ -1,4 +1,7 @@
-"""Llama and its likes (Qwen2 differs by biases on Q, K and V): configuration and tensor names."""
+"""Llama and its likes: configuration and tensor names.
+
+Qwen2 differs by biases on Q, K and V; Qwen3 by norms on each head of Q and K.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,12 @@ from headrace_engine.errors import ModelRejected
 from headrace_engine.model.config import LinearScaling, Llama3Scaling, ModelConfig, RopeScaling
 from headrace_engine.model.loader.gguf_header import GgufHeader, GgufValue
 
-HF_ARCHITECTURES: Final = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2"}
-GGUF_ARCHITECTURES: Final = ("llama", "qwen2")
+HF_ARCHITECTURES: Final = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+GGUF_ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
 
 HF_NAMES: Final = {
     "embedding": "model.embed_tokens.weight",
@@ -24,6 +31,8 @@ HF_NAMES: Final = {
     "query_bias": "model.layers.{}.self_attn.q_proj.bias",
     "key_bias": "model.layers.{}.self_attn.k_proj.bias",
     "value_bias": "model.layers.{}.self_attn.v_proj.bias",
+    "query_norm": "model.layers.{}.self_attn.q_norm.weight",
+    "key_norm": "model.layers.{}.self_attn.k_norm.weight",
     "attention_output": "model.layers.{}.self_attn.o_proj.weight",
     "mlp_norm": "model.layers.{}.post_attention_layernorm.weight",
     "gate": "model.layers.{}.mlp.gate_proj.weight",
@@ -42,6 +51,8 @@ GGUF_NAMES: Final = {
     "query_bias": "blk.{}.attn_q.bias",
     "key_bias": "blk.{}.attn_k.bias",
     "value_bias": "blk.{}.attn_v.bias",
+    "query_norm": "blk.{}.attn_q_norm.weight",
+    "key_norm": "blk.{}.attn_k_norm.weight",
     "attention_output": "blk.{}.attn_output.weight",
     "mlp_norm": "blk.{}.ffn_norm.weight",
     "gate": "blk.{}.ffn_gate.weight",
@@ -94,6 +105,7 @@ def config_from_hf(path: Path, config: Mapping[str, object], *, output_stored: b
             rope_scaling=scaling,
             tied_output=tied,
             qkv_bias=HF_ARCHITECTURES[name] == "qwen2",
+            qk_norm=HF_ARCHITECTURES[name] == "qwen3",
             eos_token_ids=read.ids("eos_token_id"),
         ),
     )
@@ -135,6 +147,7 @@ def config_from_gguf(header: GgufHeader) -> ModelConfig:
             rope_scaling=_gguf_scaling(read),
             tied_output=GGUF_NAMES["output"] not in header.tensors,
             qkv_bias=architecture == "qwen2",
+            qk_norm=architecture == "qwen3",
             eos_token_ids=(int(eos),) if isinstance(eos, int) else (),
         ),
     )
