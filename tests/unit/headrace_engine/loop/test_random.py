@@ -181,7 +181,7 @@ def test_whatever_happens_each_sequence_says_what_it_says_alone(
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=25 if not colliding else 10,
+            max_examples=50 if not colliding else 20,
             stateful_step_count=30,
             deadline=None,
             derandomize=True,

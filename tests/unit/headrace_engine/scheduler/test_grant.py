@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from headrace_engine.cache.block import Rank, SequenceBlocks
-from headrace_engine.scheduler.grant import Claimant, Grants
+from headrace_engine.scheduler.grant import Claimant, Claimants, Grants
 from headrace_engine.scheduler.replay import replay_memory
 from support.cache import CacheRig, content
 
@@ -18,7 +18,7 @@ def claimant(holder: SequenceBlocks, *, runs: bool = True, tenant: str = "") -> 
 
 def grants(rig: CacheRig, *, waiting: tuple[SequenceBlocks, ...] = ()) -> Grants:
     return Grants(
-        rig.pool, lambda: {h.number: claimant(h, runs=h not in waiting) for h in rig.holders}
+        rig.pool, lambda: Claimants(claimant(h, runs=h not in waiting) for h in rig.holders)
     )
 
 
@@ -93,7 +93,7 @@ def test_what_an_ended_sequence_holds_is_not_taken_but_awaited() -> None:
     taker, ended = rig.enter(), rig.enter()
     rig.fill(ended, A)
     ended.eligible = False
-    given = Grants(rig.pool, lambda: {taker.number: claimant(taker)})
+    given = Grants(rig.pool, lambda: Claimants([claimant(taker)]))
     assert not given.take(claimant(taker), rig.pool.extend(taker))
 
 

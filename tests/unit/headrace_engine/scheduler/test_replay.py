@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from headrace_engine.cache.logical_pool import LogicalBlockPool
 from headrace_engine.scheduler import scheduler as scheduler_module
-from headrace_engine.scheduler.grant import Claimant, Grants
+from headrace_engine.scheduler.grant import Claimant, Claimants, Grants
 from headrace_engine.scheduler.replay import replay_memory
 from support.cache import CacheRig, content
 from support.engine import Rig
@@ -21,7 +21,7 @@ def test_evictions_and_grants_are_carried_out_in_their_order() -> None:
     rig.leave(gone)
     taker = rig.enter()
     block = rig.pool.extend(taker)
-    given = Grants(rig.pool, dict)
+    given = Grants(rig.pool, lambda: Claimants([]))
     assert given.take(Claimant(taker.number, (0, 0, 1), taker, "", runs=True), block)
     assert old.valid
     assert not block.allocated

@@ -103,6 +103,8 @@ class LogicalBlockPool:
         assert block.holders, "memory for a block that nobody holds"
         self.slots.attach(block.slot, allocation)
         block.refs += 1
+        for holder in block.holders:
+            holder.changed = True
 
     def unpin(self, block: LogicalBlock) -> Allocation:
         """Memory leaves the block, which is no longer valid. Its pin's reference is dropped too.

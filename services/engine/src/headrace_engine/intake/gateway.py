@@ -9,7 +9,6 @@ Next     headrace_engine.loop.thread
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Protocol
 
 import numpy as np
@@ -75,9 +74,8 @@ class EngineGateway:
         """``clock`` is the engine's: it dates the arrival of requests."""
         self._clock = clock or SystemClock()
         self._monitor = Monitor()
-        self._queue: deque[Request] = deque()
-        self._queued: dict[RequestHandle, float] = {}
-        """When each queued request was pushed."""
+        self._queue: dict[RequestHandle, tuple[Request, float]] = {}
+        """In order of arrival, with the time of it. A dict, so that cancelling is O(1)."""
         self._cancels: list[Cancel] = []
         self._early: dict[RequestHandle, list[Cancel]] = {}
         """Cancels of single choices of queued requests."""
@@ -94,23 +92,21 @@ class EngineGateway:
         with self._monitor as monitor:
             if self._draining:
                 raise EngineDraining("the engine takes no more requests")
-            self._queue.append(request)
-            self._queued[request.handle] = self._clock.monotonic()
+            assert request.handle not in self._queue, "a handle was used twice"
+            self._queue[request.handle] = (request, self._clock.monotonic())
             monitor.wake()
 
     def cancel(self, cancel: Cancel) -> None:
         """Ends a request in whatever state; a no-op for one that has ended or is unknown."""
         with self._monitor as monitor:
-            if cancel.handle not in self._queued:
+            if cancel.handle not in self._queue:
                 self._cancels.append(cancel)
                 monitor.wake()
                 return
             if cancel.choice is not None:
                 self._early.setdefault(cancel.handle, []).append(cancel)
                 return
-            request = next(r for r in self._queue if r.handle == cancel.handle)
-            self._queue.remove(request)
-            pushed_s = self._queued.pop(cancel.handle)
+            request, pushed_s = self._queue.pop(cancel.handle)
             self._early.pop(cancel.handle, None)
             code = _CODES.get(cancel.reason)
             self._answer(request, cancel.reason, code, "", pushed_s)
@@ -146,11 +142,11 @@ class EngineGateway:
             self._told = self._draining
             inbound.cancels, self._cancels = self._cancels, []
             while self._queue and (budget > 0 or self._aborting):
-                request = self._queue.popleft()
+                handle = next(iter(self._queue))
+                request, inbound.pushed_s[handle] = self._queue.pop(handle)
                 budget -= 1
                 inbound.requests.append(request)
-                inbound.pushed_s[request.handle] = self._queued.pop(request.handle)
-                inbound.cancels += self._early.pop(request.handle, ())
+                inbound.cancels += self._early.pop(handle, ())
             return inbound
 
     def notify(self, outputs: PassOutputs) -> None:
@@ -161,10 +157,9 @@ class EngineGateway:
         """The engine thread has left its loop: what is still queued ends so, and nothing follows."""
         with self._monitor:
             self._draining = True
-            while self._queue:
-                request = self._queue.popleft()
-                pushed_s = self._queued.pop(request.handle)
+            for request, pushed_s in self._queue.values():
                 self._answer(request, FinishReason.ERROR, code, message, pushed_s)
+            self._queue.clear()
             self._outputs.close()
 
     # signal thread

@@ -111,27 +111,36 @@ def _commit_decodes(
     table: TableChanges,
 ) -> NDArray[np.int32]:
     columns = residents.columns
-    size = residents.pool.block_tokens
-    for sequence, block in extended:
-        slot = sequence.slot
-        if sequence.status is not Status.RUNNING or slot is None:
-            continue
-        assert block.slot is not None
-        assert block.slot.allocation is not None
-        block.valid = True
-        block.publisher = sequence.number
-        address = block.slot.allocation.addresses[0]
-        table.add(slot, block.offset // size, [address])
-        columns.capacity[slot] = block.end
-        columns.flush(slot, sequence)
-        holder = residents.holders[sequence.number]
-        publish_complete(residents.pool, holder, sequence, int(columns.planned[slot]))
     if residents.any_paused:
         decode = decode[residents.running[decode]]
+        extended = [(s, b) for s, b in extended if s.status is Status.RUNNING]
+    if extended:
+        _cross_into_blocks(residents, extended, table)
     columns.planned[decode] += 1
     columns.sampled[decode] += 1
     columns.inflight[decode] += 1
     return decode
+
+
+def _cross_into_blocks(
+    residents: Residents, extended: list[tuple[Sequence, LogicalBlock]], table: TableChanges
+) -> None:
+    """Each gets its new block, and the block before it is complete: its content is published."""
+    columns, pool = residents.columns, residents.pool
+    slots = np.array([sequence.slot for sequence, _ in extended], np.int32)
+    columns.flush_all(slots, [sequence for sequence, _ in extended])
+    planned: list[int] = columns.planned[slots].tolist()
+    for (sequence, block), written in zip(extended, planned, strict=True):
+        assert sequence.slot is not None
+        assert block.slot is not None
+        assert block.slot.allocation is not None
+        block.valid = True
+        block.publisher = sequence.number
+        table.slots.append(sequence.slot)
+        table.indices.append(block.offset // pool.block_tokens)
+        table.offsets.append(block.slot.allocation.addresses[0])
+        publish_complete(pool, residents.holders[sequence.number], sequence, written)
+    columns.capacity[slots] = [block.end for _, block in extended]
 
 
 def _commit_chunk(residents: Residents, chunk: Chunk, table: TableChanges, now_s: float) -> None:

@@ -9,7 +9,7 @@ Next     headrace_engine.scheduler.replay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,6 +30,16 @@ class Claimant:
     tenant: str
     runs: bool
     """Whether it holds a place in the batch."""
+
+
+class Claimants:
+    """Eligible sequences, to be looked up by number and in order, the last in rank first."""
+
+    __slots__ = ("by_number", "last_first")
+
+    def __init__(self, claimants: Iterable[Claimant]) -> None:
+        self.last_first = sorted(claimants, key=_rank, reverse=True)
+        self.by_number = {claimant.number: claimant for claimant in self.last_first}
 
 
 class MemoryOp(NamedTuple):
@@ -59,17 +69,14 @@ class Grants:
         undo leaves allocator, granted, lost and paused as they were at the mark
     """
 
-    __slots__ = ("_claimants", "_list_claimants", "_order", "_pool", "_producers", "_seen",
+    __slots__ = ("_claimants", "_list_claimants", "_pool", "_producers", "_seen",
                  "_seen_at", "_trial", "_unheld", "granted", "lost", "ops", "paused")  # fmt: skip
 
-    def __init__(
-        self, pool: LogicalBlockPool, claimants: Callable[[], dict[int, Claimant]]
-    ) -> None:
-        """``claimants`` lists every eligible sequence that holds blocks; asked when needed."""
+    def __init__(self, pool: LogicalBlockPool, claimants: Callable[[], Claimants]) -> None:
+        """``claimants`` lists every eligible sequence that may hold blocks; asked when needed."""
         self._pool = pool
         self._list_claimants = claimants
-        self._claimants: dict[int, Claimant] | None = None
-        self._order: list[Claimant] = []
+        self._claimants: Claimants | None = None
         self._trial = Trial(pool.slots.objects)
         self._unheld: Iterator[CacheBlock] = iter(pool.slots.sorted)
         self._seen: list[CacheBlock] = []
@@ -145,6 +152,8 @@ class Grants:
         if count >= wanted:
             return count
         for claimant in self._victims():
+            if claimant.rank <= taker.rank:
+                break
             if self._may_take(taker, claimant):
                 count += sum(map(self._has_memory, claimant.holder.blocks))
         return count
@@ -173,13 +182,12 @@ class Grants:
         """Last in rank first."""
         if self._claimants is None:
             self._claimants = self._list_claimants()
-            self._order = sorted(self._claimants.values(), key=_rank, reverse=True)
-        return self._order
+        return self._claimants.last_first
 
     def _all_give_way(self, taker: Claimant, block: LogicalBlock) -> bool:
         assert self._claimants is not None
         for holder in block.holders:
-            claimant = self._claimants.get(holder.number)
+            claimant = self._claimants.by_number.get(holder.number)
             if claimant is None or not self._may_take(taker, claimant):
                 return False
         return True

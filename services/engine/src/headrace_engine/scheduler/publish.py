@@ -34,6 +34,8 @@ def mark_produced(holder: SequenceBlocks, begin: int, end: int, block_tokens: in
         if not block.valid and (block.end <= end or not block.indexed):
             block.valid = True
             block.publisher = holder.number
+            for other in block.holders:
+                other.changed = True
 
 
 def invalidate_published(pool: LogicalBlockPool, holder: SequenceBlocks) -> dict[int, int]:

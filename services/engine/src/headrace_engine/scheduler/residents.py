@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from headrace_engine.cache.block import SequenceBlocks
 from headrace_engine.cache.logical_pool import LogicalBlockPool
 from headrace_engine.cache.trie import RootIdentity
-from headrace_engine.scheduler.grant import Claimant
+from headrace_engine.scheduler.grant import Claimant, Claimants
 from headrace_engine.scheduler.order import TotalOrder, WaitingLine
 from headrace_engine.scheduler.publish import publish_complete
 from headrace_engine.scheduler.reasons import ReasonBook
@@ -48,7 +48,7 @@ class Residents:
         every slot is free or some sequence's
     """
 
-    __slots__ = ("_decoding", "_decoding_array", "_free_slots", "_model", "_settings", "any_paused",
+    __slots__ = ("_claimants", "_decoding", "_decoding_array", "_free_slots", "_model", "_settings", "any_paused",
                  "by_slot", "columns", "counters", "holders", "order", "paused", "pool",
                  "prefilling", "reasons", "retiring", "running", "sequences", "waiting")  # fmt: skip
 
@@ -74,6 +74,7 @@ class Residents:
         self.retiring: list[Sequence] = []
         self.running = np.zeros(settings.max_batch, np.bool_)
         """By slot."""
+        self._claimants: Claimants | None = None
         self.any_paused = False
         """Whether the newest pass paused anybody."""
         self._free_slots = list(reversed(range(settings.max_batch)))
@@ -104,11 +105,13 @@ class Residents:
                 )
             )
             holder = self.holders[sequence.number] = self.pool.enter(sequence.number, root)
+            self.forget_claimants()
         return holder
 
     def end(self, sequence: Sequence, now_s: float) -> None:
         """It will never be scheduled again. Released by ``release_idle``."""
         assert sequence.status is not Status.ENDED, "ended twice"
+        self.forget_claimants()
         if sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
         elif sequence.status is Status.PAUSED:
@@ -147,6 +150,7 @@ class Residents:
     def activate(self, sequence: Sequence, now_s: float) -> list[int]:
         """It takes a slot. Returns the byte offsets of its blocks, which go into the table."""
         self.waiting.remove(sequence)
+        self.forget_claimants()
         self.reasons.leave(sequence.number, now_s)
         slot = self._free_slots.pop()
         sequence.slot = slot
@@ -195,6 +199,7 @@ class Residents:
         are then dropped.
         """
         self.counters.preemptions += 1
+        self.forget_claimants()
         sequence.preemptions += 1
         self._leave_batch(sequence)
         sequence.status = Status.PAUSED
@@ -208,6 +213,7 @@ class Residents:
         """Positions from ``trusted`` on were computed from poisoned blocks."""
         if sequence.status is Status.WAITING:
             sequence.filled = min(sequence.filled, trusted)
+            self.holders[sequence.number].changed = True
             return
         assert sequence.slot is not None
         assert sequence.status is Status.PAUSED
@@ -215,13 +221,19 @@ class Residents:
             sequence.trusted = trusted
         self.columns.live[sequence.slot] = False
 
-    def claimants(self) -> dict[int, Claimant]:
-        """Every eligible sequence that has been given blocks."""
-        claimants: dict[int, Claimant] = {}
-        for number, holder in self.holders.items():
-            if holder.eligible and holder.blocks:
-                claimants[number] = self.claimant(self.sequences[number])
-        return claimants
+    def claimants(self) -> Claimants:
+        """Every eligible sequence that may hold blocks. Kept until somebody moves."""
+        if self._claimants is None:
+            self._claimants = Claimants(
+                self.claimant(self.sequences[number])
+                for number, holder in self.holders.items()
+                if holder.eligible
+            )
+        return self._claimants
+
+    def forget_claimants(self) -> None:
+        """Somebody came, went, began or ceased to run, or the order changed."""
+        self._claimants = None
 
     def claimant(self, sequence: Sequence) -> Claimant:
         """The sequence as one that takes memory or gives it."""

@@ -16,7 +16,7 @@ from headrace_contracts.prefix_key import fold
 from headrace_kit.affinity import Affinity
 from numpy.typing import NDArray
 
-from headrace_engine.cache.block import LogicalBlock
+from headrace_engine.cache.block import LogicalBlock, SequenceBlocks
 from headrace_engine.cache.cache_pool import CacheBlockPool
 from headrace_engine.cache.logical_pool import LogicalBlockPool
 from headrace_engine.cache.registry import CacheRegistry
@@ -25,7 +25,7 @@ from headrace_engine.memory.objects import ObjectAllocator, align_up
 from headrace_engine.scheduler.admit import admit_prompt, create_missing_blocks
 from headrace_engine.scheduler.commit import Chunk, PassPlan, commit_results
 from headrace_engine.scheduler.grant import Grants
-from headrace_engine.scheduler.plan import plan_continue, plan_resume
+from headrace_engine.scheduler.plan import ResumePlan, plan_continue, plan_resume
 from headrace_engine.scheduler.policy import chunk_end, prefill_budget, prefill_share
 from headrace_engine.scheduler.publish import invalidate_published
 from headrace_engine.scheduler.reasons import Reason
@@ -65,6 +65,8 @@ class Scheduler:
         )
         self.residents = Residents(settings, self.pool, (weights_version, kv_dtype))
         self.passes = 0
+        self._plans: dict[int, ResumePlan] = {}
+        """Of waiting sequences, by number."""
 
     # events
 
@@ -74,6 +76,7 @@ class Scheduler:
 
     def end(self, sequence: Sequence, now_s: float) -> None:
         """A sequence has its terminal status."""
+        self._plans.pop(sequence.number, None)
         self.residents.end(sequence, now_s)
 
     def fail(self, sequence: Sequence, now_s: float) -> None:
@@ -82,6 +85,7 @@ class Scheduler:
         Sequences that read it lose their place and the results in flight; they compute it again.
         """
         holder = self.residents.hold(sequence)
+        self._plans.pop(sequence.number, None)
         self.residents.end(sequence, now_s)
         holder.chain = None
         for number, cut in invalidate_published(self.pool, holder).items():
@@ -129,9 +133,11 @@ class Scheduler:
         residents.reasons.begin_pass(now_s)
         if self.passes % settings.quantum_passes == 0:
             residents.charge_decodes()
-            residents.order.settle()
+            if residents.order.settle():
+                residents.forget_claimants()
             if settings.ageing_s is not None:
                 residents.waiting.age(now_s, settings.ageing_s)
+                residents.forget_claimants()
         for sequence in residents.paused:
             residents.reasons.name(sequence.number, Reason.IN_FLIGHT, now_s)
         if len(residents.waiting) and residents.free_slots:
@@ -168,12 +174,10 @@ class Scheduler:
 
     def _block_after(self, sequence: Sequence) -> LogicalBlock:
         """The block of the position that is planned next; made if need be."""
-        assert sequence.slot is not None
-        blocks = self.residents.holders[sequence.number].blocks
-        index = int(self.residents.columns.capacity[sequence.slot]) // self.settings.block_tokens
-        if index == len(blocks):
-            return self.pool.extend(self.residents.holders[sequence.number])
-        return blocks[index]
+        holder = self.residents.holders[sequence.number]
+        last = holder.blocks[-1]
+        # One that failed to get memory for it before has the block already.
+        return self.pool.extend(holder) if last.allocated else last
 
     def _grant_prefills(self, grants: Grants, decoding: int, now_s: float) -> list[Chunk]:
         """Chunks of known context: of those that run, then of those that wait, in order."""
@@ -232,9 +236,7 @@ class Scheduler:
                 residents.reasons.name(sequence.number, Reason.BATCH_ROWS, now_s)
                 break
             holder = residents.holders[sequence.number]
-            plan = plan_resume(
-                holder, known=sequence.length, filled=sequence.filled, lost=grants.lost
-            )
+            plan = self._plan_waiting(grants, holder, sequence)
             share = prefill_share(budget=budget, contenders=contenders, block_tokens=size)
             begin = plan.resume
             end = chunk_end(begin=begin, context=sequence.length, budget=share, block_tokens=size)
@@ -253,9 +255,23 @@ class Scheduler:
                 break
             grants.set_producers(holder, begin, end)
             chunks.append(Chunk(sequence, begin, end, plan.store_from, starts=True))
+            del self._plans[sequence.number]
             budget -= end - begin
             slots -= 1
         return budget
+
+    def _plan_waiting(
+        self, grants: Grants, holder: SequenceBlocks, sequence: Sequence
+    ) -> ResumePlan:
+        """The plan of the pass before, unless one of its blocks has changed since."""
+        known = self._plans.get(sequence.number)
+        if known is not None and not holder.changed and sequence.number not in grants.paused:
+            return known
+        plan = plan_resume(holder, known=sequence.length, filled=sequence.filled, lost=grants.lost)
+        # What this pass takes away is not yet marked on the block.
+        holder.changed = sequence.number in grants.paused
+        self._plans[sequence.number] = plan
+        return plan
 
     def _spend_rest(self, grants: Grants, chunks: list[Chunk], budget: int) -> None:
         """What nobody else needed lengthens the chunks of those who go first."""

@@ -137,6 +137,14 @@ class SequenceColumns:
         self.inflight[slot] = 0
         self.live[slot] = True
 
+    def flush_all(self, slots: NDArray[np.int32], sequences: list[Sequence]) -> None:
+        """``flush`` for many: one read of the columns."""
+        known: list[int] = self.known[slots].tolist()
+        recent = self.recent[slots]
+        for sequence, row, count in zip(sequences, recent, known, strict=True):
+            sequence.append(row[: count - sequence.length])
+        self.base[slots] = known
+
     def flush(self, slot: int, sequence: Sequence) -> None:
         """Moves what is known to the sequence."""
         known = int(self.known[slot])
