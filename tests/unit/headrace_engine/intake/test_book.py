@@ -163,3 +163,19 @@ def test_many_requests_come_and_go(seed: int) -> None:
             gone = rng.choice(list(live))
             book.remove(keys_of(live.pop(gone)[0]))
     assert len(book) == sum(held.choices for held, _, _ in live.values())
+
+
+def test_names_of_gateways_that_have_gone_are_forgotten() -> None:
+    book = RowBook()
+    first = make_held(handle=1, gateway="first")
+    book.add(first, keys_of(first), [0])
+    for handle in range(2, 1000):
+        held = make_held(handle=handle, gateway=f"gateway-{handle}")
+        book.add(held, keys_of(held), [0])
+        if handle != 500:
+            book.remove(keys_of(held))
+
+    assert len(book.gateway_names) <= 257
+    assert book.gateway_names[book.gateways[rows_of(book, first)[0]]] == "first"
+    middle = rows_of(book, make_held(handle=500))[0]
+    assert book.gateway_names[book.gateways[middle]] == "gateway-500"

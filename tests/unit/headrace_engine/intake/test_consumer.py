@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from headrace_contracts.codes import Code, FinishReason
 from headrace_contracts.pb import codes_pb2
 from headrace_contracts.pb.queue_pb2 import CancelMark, LogEntry, RowFinish, Usage
@@ -13,6 +14,7 @@ from support.fake_engine import IntakeBench, token_of, until
 from support.held import make_record
 
 
+@pytest.mark.rule("intake.credit")
 async def test_a_claim_asks_for_no_more_than_the_credit() -> None:
     bench = IntakeBench(MemoryBroker(), slots=3, max_waiting=2, lease_ms=60_000)
     for number in range(9):

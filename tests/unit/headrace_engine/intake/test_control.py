@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb import codes_pb2
@@ -25,6 +26,7 @@ def nudge(request: str) -> Control:
     return Control(version=WIRE_VERSION, cancel=CancelNudge(id=request))
 
 
+@pytest.mark.rule("cancel.mark-is-truth")
 async def test_a_nudge_without_a_mark_cancels_nothing() -> None:
     bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
     async with bench.running():
@@ -37,6 +39,7 @@ async def test_a_nudge_without_a_mark_cancels_nothing() -> None:
         assert bench.fake.cancels == []
 
 
+@pytest.mark.rule("control.explicit-id")
 async def test_an_entry_of_another_version_or_kind_is_passed_over() -> None:
     bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
     control = bench.broker.control("engine-1")

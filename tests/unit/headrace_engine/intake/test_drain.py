@@ -25,6 +25,7 @@ async def test_an_idle_engine_drains_at_once() -> None:
     assert bench.broker.engines["engine-1"][0].state == "draining"
 
 
+@pytest.mark.rule("drain.nothing-vanishes")
 async def test_what_was_published_is_logged_before_it_is_handed_back() -> None:
     bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
     async with bench.running():

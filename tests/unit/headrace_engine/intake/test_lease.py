@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from headrace_engine.intake.lease import Progress
 from headrace_transport.memory import MemoryBroker
 from support.clock import FakeClock
@@ -55,6 +56,7 @@ async def claimed(bench: IntakeBench) -> None:
         await bench.pushed(1)
 
 
+@pytest.mark.rule("lease.wedged-engine-loses")
 async def test_a_stuck_engine_does_not_renew() -> None:
     clock = FakeClock()
     broker = MemoryBroker(clock=clock)

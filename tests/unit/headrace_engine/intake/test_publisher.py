@@ -44,6 +44,7 @@ def test_the_pump_hands_over_every_batch_and_ends_with_the_door() -> None:
     assert got == [first, second]
 
 
+@pytest.mark.rule("frames.one-per-gateway-and-pass")
 async def test_each_pass_leaves_as_one_frame_for_each_gateway() -> None:
     bench = IntakeBench(MemoryBroker())
     async with bench.running():

@@ -89,6 +89,7 @@ async def test_the_end_of_one_choice_is_logged_while_another_goes_on() -> None:
         assert bench.intake.state().held == 1
 
 
+@pytest.mark.rule("log.append-in-order")
 async def test_an_append_whose_answer_was_lost_leaves_no_gap_and_no_double(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -120,6 +121,7 @@ async def test_an_append_whose_answer_was_lost_leaves_no_gap_and_no_double(
     assert [len(entry.finishes) for entry in entries] == [0] * (len(entries) - 1) + [1]
 
 
+@pytest.mark.rule("finish.after-terminal-frame")
 async def test_finish_is_repeated_until_it_is_acknowledged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -159,6 +161,7 @@ async def test_a_finish_that_is_not_ours_is_dropped_without_a_word() -> None:
     assert bench.value("headrace_engine_requests_let_go_total", why="lost") == 1
 
 
+@pytest.mark.rule("lease.lost-is-silent")
 async def test_an_append_that_is_not_ours_ends_the_work() -> None:
     broker = MemoryBroker()
     bench = IntakeBench(broker, lease_ms=60_000)

@@ -145,6 +145,7 @@ async def test_tokens_that_nobody_could_read_yet_wait_and_leave_together() -> No
         assert bench.intake.problems == []
 
 
+@pytest.mark.rule("frames.bounded")
 async def test_a_buffer_that_is_full_lets_the_largest_request_go_and_keeps_the_others() -> None:
     broker = MemoryBroker()
     bench = IntakeBench(broker, buffer_tokens=100, lease_ms=60_000)
@@ -184,6 +185,7 @@ async def test_a_lost_lease_ends_the_work_without_a_word() -> None:
         assert frames <= 2
 
 
+@pytest.mark.rule("intake.outage-is-survived")
 async def test_a_server_that_comes_back_empty_is_told_the_card_again_and_holds_nothing_up() -> None:
     broker = MemoryBroker()
     bench = IntakeBench(broker, lease_ms=300)

@@ -83,6 +83,7 @@ def test_prompt_and_output_may_fill_the_context_to_the_last_token() -> None:
     assert "16" in message
 
 
+@pytest.mark.rule("request.refused-before-it-is-queued")
 def test_an_absurd_length_is_refused_with_the_numbers_of_the_context() -> None:
     code, message = refused(make_record(max_new_tokens=2**32 - 1))
 

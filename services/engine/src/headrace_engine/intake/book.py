@@ -20,6 +20,8 @@ from headrace_engine.intake.held import Held
 _FIRST_ROWS = 64
 _WIDTH = 64
 """Unlogged tokens of a row that fit before the buffer grows."""
+_GATEWAYS = 256
+"""Gateway names remembered before those without rows are forgotten."""
 NEVER = float("inf")
 
 
@@ -140,11 +142,20 @@ class RowBook:
         return self._unlogged.nbytes
 
     def _gateway(self, name: str) -> int:
+        if name not in self._gateway_index and len(self.gateway_names) >= _GATEWAYS:
+            self._forget_gateways()
         index = self._gateway_index.get(name)
         if index is None:
             index = self._gateway_index[name] = len(self.gateway_names)
             self.gateway_names.append(name)
         return index
+
+    def _forget_gateways(self) -> None:
+        """Drops the names that no row uses: gateways come and go for as long as we live."""
+        used = np.unique(self.gateways[self._rows])
+        self.gateway_names = [self.gateway_names[index] for index in used.tolist()]
+        self._gateway_index = {name: index for index, name in enumerate(self.gateway_names)}
+        self.gateways[self._rows] = np.searchsorted(used, self.gateways[self._rows])
 
     def _widen(self, columns: int) -> None:
         width = 1 << (columns - 1).bit_length()

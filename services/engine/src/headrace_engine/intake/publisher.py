@@ -40,6 +40,8 @@ log = get_logger(__name__)
 _MERGE_AT = 64
 """Passes that wait as they came before they are merged into one."""
 _PUMP_WAIT_S = 0.5
+_GATEWAYS = 512
+"""Gateways whose newest frame is remembered before those that read nothing now are forgotten."""
 
 
 class OutputDoor(Protocol):
@@ -154,6 +156,12 @@ class Publisher:
             return error
         self._link.succeeded()
         self.frame_ids.update(ids)
+        if len(self.frame_ids) > _GATEWAYS:
+            self.frame_ids = {
+                name: frame
+                for name, frame in self.frame_ids.items()
+                if name in self._desk.book.gateway_names
+            }
         if since is not None:
             self._metrics.publish_lag.observe(self._clock.monotonic() - since)
         self._record(rows)
