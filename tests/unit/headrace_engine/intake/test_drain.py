@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from headrace_transport.memory import MemoryBroker
 from support.fake_engine import IntakeBench, token_of, until
 from support.held import make_record
