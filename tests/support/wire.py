@@ -350,7 +350,6 @@ class Gateway:
         quick = {"silence_check_s": 0.2, "card_cache_s": 0.0, "keepalive_s": 60.0}
         self.settings = GatewaySettings.model_validate(quick | settings)
         self.metrics = GatewayMetrics(Registry("gateway"))
-        self.readiness = Readiness(wire)
         self.threads = ThreadPoolExecutor(1)
         catalog = Catalog(
             wire,
@@ -359,6 +358,7 @@ class Gateway:
             threads=self.threads,
             cache_s=self.settings.card_cache_s,
         )
+        self.readiness = Readiness(wire, cold=catalog.cold)
         self.service = InferenceService(
             wire,
             catalog,

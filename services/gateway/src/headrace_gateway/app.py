@@ -165,7 +165,6 @@ class GatewayProcess:
 
     async def _serve(self, wire: GatewayWire, http: HttpServer, stopping: asyncio.Event) -> None:
         settings, metrics = self._settings, GatewayMetrics(self._registry)
-        readiness = Readiness(wire)
         threads = ThreadPoolExecutor(settings.text_threads, thread_name_prefix="text")
         catalog = Catalog(
             wire,
@@ -174,6 +173,7 @@ class GatewayProcess:
             threads=threads,
             cache_s=settings.card_cache_s,
         )
+        readiness = Readiness(wire, cold=catalog.cold)
         service = InferenceService(
             wire,
             catalog,

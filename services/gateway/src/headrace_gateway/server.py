@@ -11,6 +11,8 @@ from typing import Final
 import uvicorn
 from fastapi import FastAPI
 
+from headrace_gateway.http.protocol import EdgeProtocol
+
 KEEP_ALIVE_S: Final = 75
 """Idle connections are kept longer than the usual load balancer's 60 s, so that it closes first."""
 BACKLOG: Final = 2048
@@ -41,7 +43,7 @@ class HttpServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=EdgeProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from headrace_contracts.pb.queue_pb2 import ModelCard
-from headrace_gateway.errors import BackendUnavailable, ModelNotFound
+from headrace_gateway.errors import BackendUnavailable, Internal, ModelNotFound, NoEngine
 from headrace_gateway.inference.catalog import Catalog
 from headrace_gateway.text.pipeline import TextPipeline
 from headrace_transport.interface import EngineInfo
@@ -121,3 +121,47 @@ async def test_without_the_server_it_says_so() -> None:
     shop.broker.up = False
     with pytest.raises(BackendUnavailable):
         await shop.catalog.cards()
+
+
+async def test_a_model_whose_card_was_lost_a_moment_ago_is_worth_another_try() -> None:
+    shop = Shop(cache_s=0)
+    await shop.put(toy_card("a"))
+    await shop.catalog.card("a")
+    shop.broker.flush()
+    shop.clock.advance(59)
+    with pytest.raises(NoEngine) as caught:
+        await shop.catalog.card("a")
+    assert caught.value.retry_after_s
+    shop.clock.advance(1)
+    with pytest.raises(ModelNotFound):
+        await shop.catalog.card("a")
+
+
+async def test_it_is_cold_until_the_first_model_can_be_asked_without_a_wait() -> None:
+    shop = Shop(cache_s=0)
+    assert not await shop.catalog.cold()  # no model: nothing to wait for
+    await shop.put(toy_card("a"))
+    shop.clock.advance(1)
+    assert await shop.catalog.cold()
+    await shop.catalog.warm()
+    assert not await shop.catalog.cold()
+    await shop.put(toy_card("b"))
+    shop.clock.advance(1)
+    assert not await shop.catalog.cold()  # the others can be asked meanwhile
+    await shop.catalog.warm()
+    assert shop.built == ["a", "b"]
+
+
+async def test_a_tokenizer_that_cannot_be_used_is_tried_once_and_harms_no_other_model() -> None:
+    shop = Shop(cache_s=0)
+    digest = await shop.engine.put_blob(b"no tokenizer at all")
+    broken = toy_card("broken")
+    broken.files["tokenizer.json"] = f"sha256:{digest}"
+    await shop.engine.put_card(broken)
+    await shop.put(toy_card("good"))
+    for _ in range(3):
+        await shop.catalog.warm()
+        with pytest.raises(Internal):
+            await shop.catalog.model("broken")
+    assert shop.built == ["broken", "good"]
+    assert (await shop.catalog.model("good")).card.model == "good"

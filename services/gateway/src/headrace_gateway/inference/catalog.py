@@ -7,6 +7,7 @@ Next: headrace_gateway.inference.service
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -15,17 +16,24 @@ from typing import Final, Protocol
 
 from headrace_contracts.pb.queue_pb2 import ModelCard
 from headrace_kit.clock import Clock
+from headrace_kit.log import get_logger
 from headrace_transport.interface import EngineInfo, GatewayWire
 
 from headrace_gateway.errors import (
     BACKEND_RETRY_S,
     BackendUnavailable,
+    Internal,
     ModelNotFound,
+    NoEngine,
     transport_errors,
 )
 from headrace_gateway.inference.calls import Prompt
 from headrace_gateway.inference.session import ChoiceText
 
+log = get_logger(__name__)
+
+LOST_CARD_S: Final = 60.0
+"""How long a model whose card vanished is still taken for one."""
 REREAD_S: Final = 0.25
 """A name that is not known has the cards read again, but no more often than this."""
 
@@ -91,8 +99,11 @@ class Catalog:
         self._cards_at: float | None = None
         self._reading = asyncio.Lock()
         self._engines: dict[str, tuple[float, Sequence[EngineInfo]]] = {}
-        self._texts: dict[str, tuple[bytes, ModelText]] = {}
+        self._texts: dict[str, tuple[bytes, ModelText | Internal]] = {}
+        """By model: what it was built of, and the outcome."""
         self._making = asyncio.Lock()
+        self._seen: dict[str, float] = {}
+        """By model: monotonic seconds at which its card was last there."""
 
     async def cards(self, *, older_than_s: float | None = None) -> Mapping[str, ModelCard]:
         """Every card by model name, at most ``older_than_s`` old (the cache's time if None).
@@ -107,18 +118,27 @@ class Catalog:
                     cards = await self._wire.cards()
                 self._cards = {card.model: card for card in cards}
                 self._cards_at = now
-                for name in self._texts.keys() - self._cards.keys():
+                self._seen = {
+                    name: at for name, at in self._seen.items() if now - at < LOST_CARD_S
+                } | dict.fromkeys(self._cards, now)
+                for name in self._texts.keys() - self._seen.keys():
                     del self._texts[name]
             return self._cards
 
     async def card(self, name: str) -> ModelCard:
-        """The card of ``name``. Raises ``ModelNotFound`` and ``BackendUnavailable``."""
+        """The card of ``name``. Raises ``ModelNotFound`` and ``BackendUnavailable``.
+
+        A model that was there a moment ago is not gone: the server lost its cards, and the next
+        engine puts its own again. That is a ``NoEngine``, worth another try.
+        """
         cards = await self.cards()
         if name not in cards:
             cards = await self.cards(older_than_s=min(REREAD_S, self._cache_s))
-        if name not in cards:
-            raise ModelNotFound(name, known=len(cards))
-        return cards[name]
+        if name in cards:
+            return cards[name]
+        if self._clock.monotonic() - self._seen.get(name, -math.inf) < LOST_CARD_S:
+            raise NoEngine(f"No engine serves {name!r} now.", retry_after_s=BACKEND_RETRY_S)
+        raise ModelNotFound(name, known=len(cards))
 
     async def model(self, name: str) -> Model:
         """``name``, ready to be asked. Its text handling is built at the first call."""
@@ -137,20 +157,47 @@ class Catalog:
             self._engines[name] = (now, known)
         return known
 
+    async def warm(self) -> None:
+        """Builds the text handling of every model that has none yet, so that no call waits for it.
+
+        Raises ``BackendUnavailable``.
+        """
+        for card in list((await self.cards()).values()):
+            try:
+                await self._text(card)
+            except Internal as error:
+                log.debug("model.unusable", model=card.model, reason=error.message)
+
+    async def cold(self) -> bool:
+        """Whether there are models, and none of them can be asked without a wait."""
+        if self._texts:
+            return False
+        return bool(await self.cards(older_than_s=min(REREAD_S, self._cache_s)))
+
     async def _text(self, card: ModelCard) -> ModelText:
+        """Built once for what it depends on; a failure is remembered as well."""
         key = _text_key(card)
-        at, made = self._texts.get(card.model, (b"", None))
-        if made is not None and at == key:
-            return made
-        async with self._making:
-            at, made = self._texts.get(card.model, (b"", None))
-            if made is not None and at == key:
-                return made
-            files = await self._files(card)
-            loop = asyncio.get_running_loop()
+        of, made = self._texts.get(card.model, (b"", None))
+        if made is None or of != key:
+            async with self._making:
+                of, made = self._texts.get(card.model, (b"", None))
+                if made is None or of != key:
+                    made = await self._build(card)
+                    self._texts[card.model] = (key, made)
+        if isinstance(made, Internal):
+            raise made
+        return made
+
+    async def _build(self, card: ModelCard) -> ModelText | Internal:
+        files = await self._files(card)
+        loop = asyncio.get_running_loop()
+        try:
             made = await loop.run_in_executor(self._threads, self._make_text, card, files)
-            self._texts[card.model] = (key, made)
-            return made
+        except Internal as error:
+            log.error("model.unusable", model=card.model, reason=error.message)
+            return error
+        log.info("model.usable", model=card.model, weights=card.weights_version)
+        return made
 
     async def _files(self, card: ModelCard) -> Mapping[str, bytes]:
         files: dict[str, bytes] = {}

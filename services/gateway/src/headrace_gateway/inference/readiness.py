@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
 from headrace_transport.errors import TransportUnavailable
 from headrace_transport.interface import GatewayWire
+
+from headrace_gateway.errors import BackendUnavailable
 
 PING_S: Final = 2.0
 
@@ -22,10 +25,16 @@ class ReadinessReport:
 
 
 class Readiness:
-    """Ready: not draining, and the server answers. No engine is needed for that."""
+    """Ready: not draining, the server answers, and calls would not wait for a tokenizer to be
+    built. No engine is needed for that, and no model.
+    """
 
-    def __init__(self, wire: GatewayWire) -> None:
+    def __init__(
+        self, wire: GatewayWire, *, cold: Callable[[], Awaitable[bool]] | None = None
+    ) -> None:
+        """``cold`` says whether there are models, and none can be asked yet."""
         self._wire = wire
+        self._cold = cold
         self.draining = False
 
     async def report(self) -> ReadinessReport:
@@ -36,6 +45,8 @@ class Readiness:
         try:
             async with asyncio.timeout(PING_S):
                 await self._wire.ping()
-        except (TransportUnavailable, TimeoutError):
+                if self._cold is not None and await self._cold():
+                    reasons.append("tokenizers are being built")
+        except (TransportUnavailable, BackendUnavailable, TimeoutError):
             reasons.append("the request queue cannot be reached")
         return ReadinessReport(not reasons, tuple(reasons))

@@ -54,6 +54,7 @@ log = get_logger(__name__)
 TICK_S: Final = 0.1
 """Time between two looks at deadlines and silent requests."""
 TRIM_EVERY_S: Final = 1.0
+WARM_EVERY_S: Final = 1.0
 CANCEL_WAIT_S: Final = 1.0
 """How long a cancel by id waits for its mark to be on the server: its place is free then."""
 LEAVE_S: Final = 0.5
@@ -157,6 +158,7 @@ class InferenceService:
                 (self._beats(), "beats"),
                 (self._watch(), "watch"),
                 (self._trims(), "trims"),
+                (self._warms(), "warms"),
             ):
                 self._tasks.serve(job, name=name)
             await stop.wait()
@@ -435,6 +437,15 @@ class InferenceService:
                 await self._inbox.trim(age_s=self._settings.trim_age_s)
             except transport.TransportUnavailable:
                 log.debug("inbox.trim_missed")
+
+    async def _warms(self) -> None:
+        """Has models ready before they are first asked for."""
+        while True:
+            try:
+                await self._catalog.warm()
+            except BackendUnavailable:
+                log.debug("catalog.warm_missed")
+            await asyncio.sleep(WARM_EVERY_S)
 
     async def _info(self, name: str) -> ModelInfo:
         card = await self._catalog.card(name)
