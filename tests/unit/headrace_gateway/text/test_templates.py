@@ -231,6 +231,13 @@ def test_fields_do_not_replace_what_templates_rely_on(name: str) -> None:
         template("").prompt_ids([Message("user", "")], {name: "x"})
 
 
+def test_tools_are_none_unless_they_are_given() -> None:
+    source = "{% if tools is not none %}tools{% endif %}{{ documents is none }}"
+    assert text_of(template(source).prompt_ids([Message("user", "")])) == "True"
+    ids = template(source).prompt_ids([Message("user", "")], {"tools": []})
+    assert text_of(ids) == "toolsTrue"
+
+
 def test_fields_nested_too_deep_are_refused() -> None:
     value: object = ""
     for _ in range(100):

@@ -123,7 +123,10 @@ class ChatTemplate:
         self._check(messages, fields)
         shaped = [self._shape(message) for message in messages]
         guard = self._guards.guard([*shaped, fields])
-        names = {
+        names: dict[str, object] = {
+            # As transformers does: templates ask `tools is not none`.
+            "tools": None,
+            "documents": None,
             **{name: guard.value(value) for name, value in fields.items()},
             **self._special_tokens,
             "messages": [guard.message(message) for message in shaped],

@@ -18,8 +18,11 @@ from headrace_engine.model.loader.tokenizer_files import (
     TokenizerFiles,
 )
 
+_UNKNOWN: Final = 2
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
+_BYTE: Final = 6
+_SPACE_MARK: Final = "\u2581"
 
 _JsonMap = Mapping[str, object]
 
@@ -88,13 +91,23 @@ def tokenizer_from_gguf(metadata: Mapping[str, object]) -> TokenizerFiles:
     Raises ModelRejected naming the key that is missing, malformed or of an unknown kind.
     """
     tokens = _strings(metadata, "tokens")
-    cut = _cut(metadata)
     kinds = _kinds(metadata, len(tokens))
+    model = metadata.get("tokenizer.ggml.model")
+    if model == "gpt2":
+        cut = _cut(metadata)
+        pipeline, adds_begin = _byte_level(metadata, cut, tokens), cut.adds_begin
+    elif model == "llama":
+        pipeline, adds_begin = _sentencepiece(metadata, tokens, kinds), True
+    else:
+        raise ModelRejected(
+            f"tokenizer.ggml.model {model!r} is not supported: only byte-level BPE ('gpt2') and "
+            "SentencePiece BPE ('llama') are; use the model's Hugging Face folder instead"
+        )
     begin = _token_id(metadata, "bos_token_id", len(tokens))
-    adds_begin = metadata.get("tokenizer.ggml.add_bos_token", cut.adds_begin)
+    adds_begin = metadata.get("tokenizer.ggml.add_bos_token", adds_begin)
     template = metadata.get("tokenizer.chat_template", "")
     return TokenizerFiles(
-        files={TOKENIZER_FILE: _tokenizer_json(metadata, cut, tokens, kinds)},
+        files={TOKENIZER_FILE: _tokenizer_json(pipeline, tokens, kinds)},
         chat_template=template if isinstance(template, str) else "",
         special_tokens=_special_tokens(metadata, tokens),
         end_token_ids=_end_ids(metadata, tokens, kinds),
@@ -104,12 +117,6 @@ def tokenizer_from_gguf(metadata: Mapping[str, object]) -> TokenizerFiles:
 
 
 def _cut(metadata: Mapping[str, object]) -> _Cut:
-    kind = metadata.get("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise ModelRejected(
-            f"tokenizer.ggml.model {kind!r} is not supported: only byte-level BPE ('gpt2') is; "
-            "use the model's Hugging Face folder instead"
-        )
     name = metadata.get("tokenizer.ggml.pre")
     cut = _CUTS.get(name) if isinstance(name, str) else None
     if cut is None:
@@ -120,51 +127,108 @@ def _cut(metadata: Mapping[str, object]) -> _Cut:
     return cut
 
 
-def _tokenizer_json(
-    metadata: Mapping[str, object], cut: _Cut, tokens: Sequence[str], kinds: Sequence[int]
-) -> bytes:
+def _tokenizer_json(pipeline: _JsonMap, tokens: Sequence[str], kinds: Sequence[int]) -> bytes:
+    added = [
+        {
+            "id": i,
+            "content": tokens[i],
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": kind != _USER_DEFINED,
+        }
+        for i, kind in enumerate(kinds)
+        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+    ]
+    file = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "post_processor": None,
+        **pipeline,
+    }
+    return json.dumps(file, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
     vocab = {text: i for i, text in enumerate(tokens)}
     if len(vocab) != len(tokens):
         twice = next(text for i, text in enumerate(tokens) if vocab[text] != i)
         raise ModelRejected(f"tokenizer.ggml.tokens holds {twice!r} twice")
-    return json.dumps(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [
-                {
-                    "id": i,
-                    "content": tokens[i],
-                    "single_word": False,
-                    "lstrip": False,
-                    "rstrip": False,
-                    "normalized": False,
-                    "special": kind == _CONTROL,
-                }
-                for i, kind in enumerate(kinds)
-                if kind in (_CONTROL, _USER_DEFINED)
-            ],
-            "normalizer": cut.normalizer,
-            "pre_tokenizer": cut.pre_tokenizer,
-            "post_processor": None,
-            "decoder": _GPT2_BYTES,
-            "model": {
-                "type": "BPE",
-                "dropout": None,
-                "unk_token": None,
-                "continuing_subword_prefix": None,
-                "end_of_word_suffix": None,
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "ignore_merges": cut.ignore_merges,
-                "vocab": vocab,
-                "merges": _merges(metadata, vocab),
-            },
+    return vocab
+
+
+def _bpe(vocab: Mapping[str, int], merges: object, **differences: object) -> _JsonMap:
+    plain: dict[str, object] = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": vocab,
+        "merges": merges,
+    }
+    return {**plain, **differences}
+
+
+def _byte_level(metadata: Mapping[str, object], cut: _Cut, tokens: Sequence[str]) -> _JsonMap:
+    vocab = _vocabulary(tokens)
+    merges = _merges(metadata, vocab)
+    return {
+        "normalizer": cut.normalizer,
+        "pre_tokenizer": cut.pre_tokenizer,
+        "decoder": _GPT2_BYTES,
+        "model": _bpe(vocab, merges, ignore_merges=cut.ignore_merges),
+    }
+
+
+def _sentencepiece(
+    metadata: Mapping[str, object], tokens: Sequence[str], kinds: Sequence[int]
+) -> _JsonMap:
+    """Pieces with scores: the pair whose joint piece scores highest is merged first."""
+    vocab = _vocabulary(tokens)
+    unknown = _token_id(metadata, "unknown_token_id", len(tokens))
+    marks: _JsonMap = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE_MARK}
+    prefix: _JsonMap = {"type": "Prepend", "prepend": _SPACE_MARK}
+    prefixed = metadata.get("tokenizer.ggml.add_space_prefix", True) is True
+    has_bytes = sum(kind == _BYTE for kind in kinds) == 256
+    spaces: _JsonMap = {"type": "Replace", "pattern": {"String": _SPACE_MARK}, "content": " "}
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [prefix, marks] if prefixed else [marks]},
+        "pre_tokenizer": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}],
         },
-        ensure_ascii=False,
-        separators=(",", ":"),
-    ).encode()
+        "model": _bpe(
+            vocab,
+            _merges_by_score(vocab, tokens, kinds, _scores(metadata, len(tokens))),
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=has_bytes,
+        ),
+    }
+
+
+def _merges_by_score(
+    vocab: Mapping[str, int], tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]
+) -> list[tuple[str, str]]:
+    """Every way to make a piece of two others, the best piece first."""
+    whole = {i for i, kind in enumerate(kinds) if kind in (_UNKNOWN, _CONTROL, _BYTE)}
+    ranked: list[tuple[float, int, int]] = []
+    for i, piece in enumerate(tokens):
+        if i in whole:
+            continue
+        for cut in range(1, len(piece)):
+            left, right = vocab.get(piece[:cut], -1), vocab.get(piece[cut:], -1)
+            if left >= 0 and right >= 0 and left not in whole and right not in whole:
+                ranked.append((-scores[i], left, right))
+    return [(tokens[left], tokens[right]) for _, left, right in sorted(ranked)]
 
 
 def _merges(metadata: Mapping[str, object], vocab: Mapping[str, int]) -> list[tuple[str, str]]:
@@ -202,6 +266,13 @@ def _kinds(metadata: Mapping[str, object], count: int) -> Sequence[int]:
     if not isinstance(value, list) or len(cast("list[object]", value)) != count:
         raise ModelRejected(f"tokenizer.ggml.token_type does not list {count} kinds")
     return cast("list[int]", value)
+
+
+def _scores(metadata: Mapping[str, object], count: int) -> Sequence[float]:
+    value = metadata.get("tokenizer.ggml.scores")
+    if not isinstance(value, list) or len(cast("list[object]", value)) != count:
+        raise ModelRejected(f"tokenizer.ggml.scores does not list {count} numbers")
+    return cast("list[float]", value)
 
 
 def _strings(metadata: Mapping[str, object], name: str) -> Sequence[str]:
