@@ -334,7 +334,7 @@ def test_cached_tokens_are_summed_over_the_prompts(api: Api) -> None:
     first, second = (api.completion(body).json()["usage"] for _ in range(2))
     assert first["prompt_tokens_details"]["cached_tokens"] == 0
     cached = second["prompt_tokens_details"]["cached_tokens"]
-    assert 2 * 32 <= cached <= 2 * 47  # at least one token of each is always computed
+    assert cached == 2 * 32  # whole blocks of 16; at least one token is always computed
 
 
 @pytest.mark.case("BR-14")
