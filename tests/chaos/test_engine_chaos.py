@@ -156,6 +156,45 @@ async def test_a_server_that_does_not_answer_for_a_while_costs_no_token(
     assert out.tokens[1] == echoed(1, 0, 1500)
 
 
+async def test_a_server_that_turns_read_only_for_a_while_costs_no_token_and_no_flood_of_logs(
+    server: RedisServer, start: Start
+) -> None:
+    engine = start("--lease-ms", "20000")
+    assert engine.ready
+    async with wire_client(server.url) as client:
+        await client.submit(make_record(prompt=PROMPT, max_new_tokens=1200, slot=1))
+        await client.until_tokens(1, 50)
+        before = len(engine.log().splitlines())
+        await asyncio.to_thread(server.command, "REPLICAOF", "127.0.0.1", "1")
+        await asyncio.sleep(3)
+        assert len(engine.log().splitlines()) - before < 20
+        await asyncio.to_thread(server.command, "REPLICAOF", "NO", "ONE")
+        out = await client.until_finished(1)
+        await client.submit(make_record("r2", prompt=PROMPT, max_new_tokens=3, slot=2))
+        await client.until_finished(2)
+
+    assert out.tokens[1] == echoed(1, 0, 1200)
+
+
+async def test_a_request_that_waits_inside_an_engine_longer_than_its_lease_runs_once(
+    server: RedisServer, start: Start
+) -> None:
+    busy = start(*("--max-batch", "1", "--max-waiting", "2", "--echo-step-ms", "10"))
+    assert busy.ready
+    async with wire_client(server.url) as client:
+        for slot in (1, 2, 3):
+            record = make_record(f"r{slot}", prompt=PROMPT, max_new_tokens=200, slot=slot)
+            await client.submit(record)
+        await client.until_tokens(1, 5)
+        await client.settled("r3", "running")
+        idle = start()
+        assert idle.ready
+        out = await client.until_finished(1, 2, 3)
+
+    assert [out.tokens[slot] for slot in (1, 2, 3)] == [echoed(1, 0, 200)] * 3
+    assert "request.finished" not in idle.log()
+
+
 async def test_what_an_empty_server_lost_continues_when_it_is_submitted_again(
     server: RedisServer, start: Start
 ) -> None:

@@ -89,10 +89,10 @@ async def test_nothing_of_finished_requests_outlives_its_time(
 ) -> None:
     assert engine.ready
     async with wire_client(server.url) as client:
-        for number in range(200):
+        for number in range(1000):
             await client.submit(make_record(f"r{number}", max_new_tokens=3, slot=number + 1))
-        await client.until_finished(*range(1, 201))
-        for number in range(200):
+        await client.until_finished(*range(1, 1001))
+        for number in range(1000):
             await client.settled(f"r{number}")
     redis = Server(server.url, password=None, options=WireOptions())
     keys = [as_text(key) for key in as_list(await redis.command("KEYS", "hr:*"))]

@@ -113,6 +113,20 @@ async def test_a_card_without_a_tokenizer_names_no_files() -> None:
     assert not broker.cards["m"].HasField("begin_token_id")
 
 
+async def test_a_second_engine_leaves_the_models_age_alone() -> None:
+    broker = MemoryBroker()
+    wire, model = MemoryEngineWire(broker), LoadedModel("m", echo(), None)
+    numbers = fit(EngineSettings(), model.executor)
+
+    await publish_card(wire, model, numbers, created_s=5)
+    await publish_card(wire, model, numbers, created_s=9)
+    assert broker.cards["m"].created == 5
+
+    broker.cards["m"].weights_version = "older"
+    await publish_card(wire, model, numbers, created_s=9)
+    assert broker.cards["m"].created == 9
+
+
 def test_progress_is_said_once_a_second_and_at_the_end() -> None:
     now = [10.0]
     say = percent_log(lambda: now[0])

@@ -128,12 +128,17 @@ def fit(settings: EngineSettings, executor: Executor) -> SchedulerSettings:
 async def publish_card(
     wire: EngineWire, model: LoadedModel, core: SchedulerSettings, *, created_s: int
 ) -> None:
-    """Writes the tokenizer's files and the card. Doing it again changes nothing."""
+    """Writes the tokenizer's files and the card. Doing it again changes nothing.
+
+    ``created_s`` is for a card that is not there yet, or is of other weights.
+    """
     shape = model.executor.shape
+    old = await wire.card(model.name)
+    same = old is not None and old.weights_version == shape.weights_version
     card = ModelCard(
         version=WIRE_VERSION,
         model=model.name,
-        created=created_s,
+        created=old.created if old is not None and same else created_s,
         context_tokens=core.session_tokens,
         block_tokens=core.block_tokens,
         vocabulary=shape.vocabulary,

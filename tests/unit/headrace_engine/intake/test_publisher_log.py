@@ -90,22 +90,23 @@ async def test_the_end_of_one_choice_is_logged_while_another_goes_on() -> None:
 
 
 @pytest.mark.rule("log.append-in-order")
+@pytest.mark.parametrize("losses", [1, 3])
 async def test_an_append_whose_answer_was_lost_leaves_no_gap_and_no_double(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, losses: int
 ) -> None:
     bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
-    real, failures = bench.wire.append_logs, [1]
+    real, failures = bench.wire.append_logs, [losses]
 
     async def lossy(engine: str, entries: Sequence[tuple[str, int, LogEntry]]) -> Sequence[Logged]:
         logged = await real(engine, entries)
         if failures[0]:
             failures[0] -= 1
-            bench.step(4)  # the request ends before anybody knows what the log holds
+            bench.step(2)  # the request ends before anybody knows what the log holds
             raise TransportUnavailable("the answer was lost")
         return logged
 
     monkeypatch.setattr(bench.wire, "append_logs", lossy)
-    record = make_record(max_new_tokens=20)
+    record = make_record(max_new_tokens=18)
     record.sampling.logprobs = 0
     async with bench.running():
         await bench.submit(record)
@@ -115,9 +116,9 @@ async def test_an_append_whose_answer_was_lost_leaves_no_gap_and_no_double(
 
     entries = await entries_of(bench)
     tokens = [token for entry in entries for token in entry.tokens]
-    assert tokens == [token_of(1, 0, index) for index in range(20)]
+    assert tokens == [token_of(1, 0, index) for index in range(18)]
     chosen = [value for entry in entries for item in entry.logprobs for value in item.chosen]
-    assert chosen == [-float(index) for index in range(20)]
+    assert chosen == [-float(index) for index in range(18)]
     assert [len(entry.finishes) for entry in entries] == [0] * (len(entries) - 1) + [1]
 
 

@@ -83,8 +83,9 @@ class Consumer:
 
     async def stop(self) -> None:
         """No further claim; returns when the one under way is taken in."""
+        self._stopped = True
         async with self._claiming:
-            self._stopped = True
+            pass
 
     async def _room(self) -> None:
         """Waits until something can be held, by an engine that moves."""

@@ -156,12 +156,11 @@ class LogWriter:
 
     async def _settle(self) -> None:
         """Finishes what is over; raises ``TransportUnavailable`` after those that succeeded."""
-        over = [held for held in self._publisher.over if self._desk.holdings.holds(held)]
-        self._publisher.over.clear()
-        if not over:
+        waiting = [held for held in self._publisher.over if self._desk.holdings.holds(held)]
+        self._publisher.over = waiting
+        if not waiting:
             return
-        self._publisher.over += over[_AT_ONCE:]
-        over = over[:_AT_ONCE]
+        over = waiting[:_AT_ONCE]
         # An entry that does not continue the log is not written: first learn what the log holds.
         await self.write([held for held in over if held in self._doubtful])
         over = [held for held in over if self._desk.holdings.holds(held)]
@@ -170,16 +169,15 @@ class LogWriter:
         for held, result in zip(over, results, strict=True):
             if isinstance(result, TransportUnavailable):
                 failure = result
-                self._publisher.over.append(held)
             elif isinstance(result, BaseException):
                 raise result
             else:
                 self._settled(held, result)
-        if self._publisher.over:
-            self._publisher.log_wake.set()
         if failure is not None:
             raise failure
         self._link.succeeded()
+        if len(waiting) > _AT_ONCE:
+            self._publisher.log_wake.set()
 
     async def _finish(self, held: Held) -> Settled:
         return await self._wire.finish(
