@@ -85,7 +85,10 @@ async def test_the_last_event_id_of_a_browser_is_a_cursor(
     assert edge.service.resumed == [("cmpl-9", "7")]
 
 
-@pytest.mark.parametrize("query", ["after=x", "after=1,,2", "after=-1", "include_usage=maybe"])
+@pytest.mark.parametrize(
+    "query",
+    ["after=x", "after=1,,2", "after=-1", "after=" + "1," * 600 + "1", "include_usage=maybe"],
+)
 async def test_a_bad_query_is_400(edge: Edge, client: httpx.AsyncClient, query: str) -> None:
     edge.service.infos["cmpl-9"] = FakeRequestInfo("cmpl-9")
     answer = await client.get(f"/v1/requests/cmpl-9/events?{query}")

@@ -7,6 +7,7 @@ import json
 
 import pytest
 from headrace_gateway.errors import BackendUnavailable
+from headrace_gateway.http.sse import MAX_CURSOR, data_event
 from headrace_gateway.inference.calls import Call, Done, KeepAlive, UsageTotal
 from structlog.testing import capture_logs
 from support.fake_inference import KEY, MODEL, Step, words
@@ -45,6 +46,12 @@ async def test_deltas_are_written_as_they_come(wire: Wire, edge: Edge) -> None:
     assert await wire.chunk() == b"data: [DONE]\n\n"
     assert await wire.chunk() == b""
     assert edge.service.started[0].closed == 1
+
+
+def test_an_endless_cursor_is_left_out() -> None:
+    assert data_event(b"{}", cursor="1,2") == b"id: 1,2\ndata: {}\n\n"
+    assert data_event(b"{}", cursor="1," * MAX_CURSOR) == b"data: {}\n\n"
+    assert data_event(b"{}") == b"data: {}\n\n"
 
 
 async def test_silence_is_filled_with_comments(wire: Wire, edge: Edge) -> None:

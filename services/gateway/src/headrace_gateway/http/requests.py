@@ -16,9 +16,9 @@ from headrace_gateway.http.context import context_of
 from headrace_gateway.http.errors import bad_request
 from headrace_gateway.http.guard import caller_of
 from headrace_gateway.http.ports import Authenticates, Inference, RequestInfo
-from headrace_gateway.http.sse import EventStream
+from headrace_gateway.http.sse import MAX_CURSOR, EventStream
 
-_CURSOR: Final = re.compile(r"[0-9]{1,10}(?:,[0-9]{1,10}){0,1023}")
+_CURSOR: Final = re.compile(r"[0-9]{1,10}(?:,[0-9]{1,10})*")
 
 
 def request_routes(service: Inference, auth: Authenticates) -> APIRouter:
@@ -56,7 +56,7 @@ def request_routes(service: Inference, auth: Authenticates) -> APIRouter:
         caller = caller_of(request.scope)
         auth.require(caller, "inference")
         cursor = after or request.headers.get("last-event-id", "")
-        if cursor and not _CURSOR.fullmatch(cursor):
+        if cursor and not (len(cursor) <= MAX_CURSOR and _CURSOR.fullmatch(cursor)):
             raise bad_request("after must be a cursor, as the stream's id lines give it.", "after")
         running = await service.resume(request_id, cursor, caller)
         context_of(request.scope).id = running.id

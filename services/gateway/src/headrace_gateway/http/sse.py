@@ -27,6 +27,9 @@ HEADERS: Final = {
     "cache-control": "no-store, no-transform",
     "x-accel-buffering": "no",
 }
+MAX_CURSOR: Final = 1024
+"""Characters of a cursor. Calls of hundreds of choices have longer ones, on every event; their
+streams go without, and cannot be resumed."""
 PING: Final = b": ping\n\n"
 LAST: Final = b"data: [DONE]\n\n"
 
@@ -113,7 +116,7 @@ class EventStream(Response):
 
 def data_event(data: bytes, *, cursor: str = "") -> bytes:
     """One event. ``data`` is JSON, so it holds no line break."""
-    if cursor:
+    if cursor and len(cursor) <= MAX_CURSOR:
         return b"id: " + cursor.encode("ascii") + b"\ndata: " + data + b"\n\n"
     return b"data: " + data + b"\n\n"
 
