@@ -228,6 +228,11 @@ async def test_redis_down_is_not_ready_but_alive_and_heals_by_itself(
 
             await eventually(ready)
             async with engine_at(server.url) as eng:
+
+                async def listed() -> bool:
+                    return MODEL in (await http.get("/v1/models")).text
+
+                await eventually(listed)
                 call = asyncio.create_task(http.post("/v1/completions", json=body()))
                 [claimed] = await eng.claim()
                 await eng.say(claimed, "back", finish=FinishReason.LENGTH)

@@ -34,7 +34,7 @@ log = get_logger(__name__)
 
 LOST_CARD_S: Final = 60.0
 """How long a model whose card vanished is still taken for one."""
-REREAD_S: Final = 0.25
+REREAD_S: Final = 0.05
 """A name that is not known has the cards read again, but no more often than this."""
 
 
