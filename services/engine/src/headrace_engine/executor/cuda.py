@@ -1,0 +1,369 @@
+"""The executor that runs on a CUDA device: one message in, one graph, one message out.
+
+Owner    executor thread
+Writes   device memory, ``batch.output``
+Never    synchronizes within ``submit``; compiles or allocates device memory after ``start``
+Rules    executor.no-device-above, executor.nothing-allocated-after-start, batch.one-holder
+Next     headrace_engine.model.cuda_decoder
+
+A step: restore copies, one host-to-device copy of the packed message, the prepare kernel,
+forward, sampling, publish copies, one copy of the chosen tokens back, an event. Decode steps are
+replays of graphs captured for a ladder of batch sizes and the classes of ``cuda_sampling``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from headrace_contracts.limits import MAX_TOP_LOGPROBS
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace_engine.errors import ModelRejected
+from headrace_engine.executor.base import ExecutorLimits, ModelShape
+from headrace_engine.executor.cuda_sampling import CLASSES, CudaSampler, StepClass
+from headrace_engine.kernels.gpu.prefill_attention import tile_tokens
+from headrace_engine.kernels.gpu.prepare import UNIT_BYTES, Message, aligned, prepare
+from headrace_engine.model.cuda_decoder import CudaDecoder, MixedBatch
+from headrace_engine.model.cuda_weights import CudaWeights, load_weights
+from headrace_engine.model.loader.formats import Progress
+from headrace_engine.model.opening import OpenedModel, open_model
+from headrace_engine.state.batch import BatchData, BatchOutput, ResolvedCopy
+
+_LADDER: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+_FRESH_TOKENS: Final = 256
+"""A prompt without cached context and at least this long attends by cuDNN."""
+
+
+@dataclass(slots=True)
+class _Phase:
+    """Buffers that one batch in flight has to itself."""
+
+    host: Tensor
+    words: NDArray[np.int32]
+    """The same memory as ``host``."""
+    inbox: Tensor
+    chosen: Tensor
+    chosen_logprobs: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+    done: torch.cuda.Event | None
+
+
+class CudaExecutor:
+    """See Executor."""
+
+    def __init__(self, opened: OpenedModel, weights: CudaWeights) -> None:
+        self._weights = weights
+        self._device = weights.embedding.device
+        self._on_gpu = self._device.type == "cuda"
+        config = weights.config
+        kv_dtype = str(weights.embedding.dtype).removeprefix("torch.")
+        self._item_bytes = weights.embedding.element_size()
+        self._token_bytes = 2 * config.layers * config.kv_heads * config.head_dim * self._item_bytes
+        self._shape = ModelShape(
+            name=config.name,
+            architecture=config.architecture,
+            vocabulary=config.vocabulary,
+            context_tokens=config.context_tokens,
+            weights_version=f"{opened.digest[:32]}-{kv_dtype}-cuda",
+            kv_dtype=kv_dtype,
+            kv_bytes_per_token=self._token_bytes,
+        )
+        self._running: deque[tuple[BatchData, _Phase, int]] = deque()
+        self._graphs: dict[tuple[int, StepClass], torch.cuda.CUDAGraph] = {}
+
+    @classmethod
+    def load(
+        cls,
+        model: str,
+        *,
+        device: str = "cuda",
+        dtype: torch.dtype = torch.bfloat16,
+        context_tokens: int | None = None,
+        progress: Progress | None = None,
+    ) -> CudaExecutor:
+        """Opens, checks and loads a model. Raises ModelRejected, also when there is no device."""
+        place = torch.device(device)
+        if place.type == "cuda" and not torch.cuda.is_available():
+            raise ModelRejected(f"no CUDA device is usable here (asked for {device!r})")
+        opened = open_model(model)
+        positions = min(
+            opened.weights.config.context_tokens,
+            context_tokens or opened.weights.config.context_tokens,
+        )
+        return cls(opened, load_weights(opened.weights, place, dtype, positions, progress))
+
+    @property
+    def shape(self) -> ModelShape:
+        """See Executor."""
+        return self._shape
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens at which the model itself ends a text."""
+        return self._weights.config.eos_token_ids
+
+    def describe(self) -> dict[str, str | int]:
+        """Device and data type, for the log."""
+        name = torch.cuda.get_device_name(self._device) if self._on_gpu else "interpreter"
+        return {"device": name, "dtype": self._shape.kv_dtype, "weights_bytes": self._weights.size}
+
+    def block_bytes(self, block_tokens: int) -> int:
+        """See Executor."""
+        return -(-self._token_bytes * block_tokens // UNIT_BYTES) * UNIT_BYTES
+
+    def start(self, limits: ExecutorLimits) -> None:
+        """See Executor. Captures every graph; whatever is missing afterwards is an error."""
+        self._limits = limits
+        config = self._weights.config
+        blocks = -(-limits.sequence_tokens // limits.block_tokens) + 1
+        self._region = torch.zeros(limits.region_bytes, dtype=torch.uint8, device=self._device)
+        items = self._region.view(self._weights.embedding.dtype)
+        self._table = torch.zeros(
+            (limits.slots + 1, blocks), dtype=torch.int64, device=self._device
+        )
+        self._decoder = CudaDecoder(self._weights, items, self._table)
+        self._decoder.allocate(
+            tokens=max(limits.batch_tokens, limits.slots),
+            rows=limits.slots,
+            block_tokens=limits.block_tokens,
+        )
+        self._sampler = CudaSampler(limits.slots + 1, limits.slots, config.vocabulary, self._device)
+        tokens = max(limits.batch_tokens, limits.slots)
+        rows = aligned(limits.slots)
+        self._message = Message(rows, aligned(rows + blocks * limits.slots), aligned(tokens))
+        tiles = limits.slots + -(-tokens // tile_tokens(config.heads, config.kv_heads))
+        words = self._message.size + 2 * rows + aligned(2 * tiles)
+        self._phases = [self._phase(words) for _ in range(limits.phases)]
+        # A decode step sends only what lies before the updates' capacity is used up.
+        self._decode_message = Message(rows, rows, rows)
+        self._ladder = [size for size in _LADDER if size < limits.slots] + [limits.slots]
+        if self._on_gpu:
+            self._stream = torch.cuda.Stream(self._device)
+            with torch.cuda.stream(self._stream), torch.inference_mode():
+                self._warm()
+                self._capture()
+            self._stream.synchronize()
+
+    def submit(self, batch: BatchData) -> None:
+        """See Executor."""
+        if not self._on_gpu:
+            with torch.inference_mode():
+                self._submit(batch)
+            return
+        with torch.cuda.stream(self._stream), torch.inference_mode():
+            self._submit(batch)
+
+    def collect(self, batch: BatchData) -> None:
+        """See Executor."""
+        oldest, phase, width = self._running.popleft()
+        assert oldest is batch, "batches are collected in the order they were submitted"
+        if phase.done is not None:
+            phase.done.synchronize()
+        rows = batch.generating
+        chosen = phase.chosen.numpy()
+        output = BatchOutput(
+            tokens=chosen[0, :rows].copy(), failed=chosen[1, :rows].astype(np.bool_)
+        )
+        if width >= 0:
+            output.chosen_logprobs = phase.chosen_logprobs[:rows].numpy().copy()
+            output.top_ids = phase.top_ids[:rows, :width].numpy().astype(np.int32)
+            output.top_logprobs = phase.top_logprobs[:rows, :width].numpy().copy()
+        batch.output = output
+
+    def close(self) -> None:
+        """See Executor."""
+        if self._on_gpu:
+            torch.cuda.synchronize(self._device)
+        self._graphs.clear()
+        self._running.clear()
+
+    def _submit(self, batch: BatchData) -> None:
+        phase = self._phases[batch.phase]
+        self._copy(batch.restores)
+        for start in batch.starts:
+            self._sampler.start(start)
+        step = self._sampler.class_of(batch)
+        width = self._sampler.width_of(batch)
+        updates = len(batch.table_slots)
+        singles = batch.generating == batch.rows == len(batch.tokens)
+        if singles and updates <= self._decode_message.updates:
+            self._decode(batch, phase, step)
+        else:
+            self._mixed(batch, phase, step)
+        self._copy(batch.publishes)
+        self._send_back(batch.generating, phase, width)
+        self._running.append((batch, phase, width))
+
+    def _decode(self, batch: BatchData, phase: _Phase, step: StepClass) -> None:
+        rows = batch.rows
+        size = next(size for size in self._ladder if size >= rows)
+        message = self._decode_message
+        self._fill(phase.words, message, batch)
+        used = message.host_tokens + rows
+        phase.inbox[:used].copy_(phase.host[:used], non_blocking=True)
+        if self._on_gpu:
+            # Graphs read one inbox; phases take turns in it, in stream order.
+            self._inbox[:used].copy_(phase.inbox[:used])
+            self._graphs[size, step].replay()
+        else:
+            self._decode_step(phase.inbox, size, step)
+
+    def _decode_step(self, inbox: Tensor, size: int, step: StepClass) -> None:
+        message = self._decode_message
+        self._prepare(message, inbox, rows=size, longest=1, updates=message.updates)
+        logits = self._decoder.decode(size)
+        samples = inbox[message.samples : message.samples + size]
+        self._sampler.choose(
+            logits, step, self._decoder.every_row[:size], self._decoder.columns.slots, samples
+        )
+
+    def _mixed(self, batch: BatchData, phase: _Phase, step: StepClass) -> None:
+        message, words = self._message, phase.words
+        self._fill(words, message, batch)
+        offsets = batch.token_offsets
+        generating = batch.generating
+        lengths = batch.lengths
+        fresh_rows = (batch.begins == 0) & (lengths >= _FRESH_TOKENS) & self._on_gpu
+        single_rows = lengths == 1
+        singles = offsets[:-1][single_rows]
+        tiles = self._tiles(offsets, lengths, ~(fresh_rows | single_rows))
+        at = message.size
+        outputs, at = _append(words, at, offsets[1 : generating + 1] - 1)
+        single_part, at = _append(words, at, singles)
+        tile_part, at = _append(words, at, tiles.reshape(-1))
+        phase.inbox[:at].copy_(phase.host[:at], non_blocking=True)
+        inbox = phase.inbox
+        self._prepare(
+            message,
+            inbox,
+            rows=batch.rows,
+            longest=int(lengths.max()),
+            updates=len(batch.table_slots),
+        )
+        queries = inbox[outputs]
+        mixed = MixedBatch(
+            singles=inbox[single_part] if len(singles) else None,
+            tiles=inbox[tile_part].view(-1, 2) if tiles.size else None,
+            fresh=[
+                (int(offsets[row]), int(offsets[row + 1])) for row in np.flatnonzero(fresh_rows)
+            ],
+            outputs=queries,
+        )
+        logits = self._decoder.mixed(len(batch.tokens), mixed)
+        if generating:
+            samples = inbox[message.samples : message.samples + generating]
+            self._sampler.choose(logits, step, queries, self._decoder.columns.slots, samples)
+
+    def _tiles(
+        self, offsets: NDArray[np.int32], lengths: NDArray[np.int32], wanted: NDArray[np.bool_]
+    ) -> NDArray[np.int32]:
+        config = self._weights.config
+        step = tile_tokens(config.heads, config.kv_heads)
+        parts: list[NDArray[np.int32]] = []
+        for row in np.flatnonzero(wanted):
+            firsts = np.arange(0, lengths[row], step, dtype=np.int32)
+            counts = np.minimum(lengths[row] - firsts, step)
+            parts.append(np.stack([firsts + offsets[row], counts], 1).astype(np.int32))
+        return np.concatenate(parts) if parts else np.zeros((0, 2), np.int32)
+
+    def _fill(self, words: NDArray[np.int32], message: Message, batch: BatchData) -> None:
+        rows, updates, tokens = batch.rows, len(batch.table_slots), len(batch.tokens)
+        words[0], words[1], words[2] = rows, updates, tokens
+        for place, column in (
+            (message.slots, batch.slots),
+            (message.begins, batch.begins),
+            (message.lengths, batch.lengths),
+            (message.offsets, batch.token_offsets[:-1]),
+            (message.store_from, batch.store_from),
+            (message.samples, batch.sample_indices),
+            (message.update_slots, batch.table_slots),
+            (message.update_blocks, batch.table_indices),
+            (message.update_units, batch.table_offsets // UNIT_BYTES),
+            (message.host_tokens, batch.tokens),
+        ):
+            words[place : place + len(column)] = column
+        automatic = np.flatnonzero(batch.autoregressive)
+        words[message.host_tokens + batch.token_offsets[automatic]] = -1
+
+    def _prepare(
+        self, message: Message, inbox: Tensor, *, rows: int, longest: int, updates: int
+    ) -> None:
+        columns = self._decoder.columns
+        prepare(
+            message,
+            inbox,
+            self._table,
+            self._sampler.last,
+            columns.tokens,
+            columns.slots,
+            columns.positions,
+            columns.targets,
+            rows=rows,
+            longest=longest,
+            updates=updates,
+            block_tokens=self._limits.block_tokens,
+            head_dim=self._weights.config.head_dim,
+            item_bytes=self._item_bytes,
+        )
+
+    def _send_back(self, rows: int, phase: _Phase, width: int) -> None:
+        sampler = self._sampler
+        phase.chosen.copy_(sampler.chosen, non_blocking=True)
+        if width >= 0:
+            phase.chosen_logprobs[:rows].copy_(sampler.chosen_logprobs[:rows], non_blocking=True)
+            phase.top_ids[:rows].copy_(sampler.top_ids[:rows], non_blocking=True)
+            phase.top_logprobs[:rows].copy_(sampler.top_logprobs[:rows], non_blocking=True)
+        if phase.done is not None:
+            phase.done.record()
+
+    def _copy(self, copies: list[ResolvedCopy]) -> None:
+        for copy in copies:
+            source = self._region[copy.source : copy.source + copy.size]
+            self._region[copy.target : copy.target + copy.size].copy_(source)
+
+    def _phase(self, words: int) -> _Phase:
+        def pinned(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, pin_memory=self._on_gpu)
+
+        rows = self._limits.slots
+        host = pinned(words, dtype=torch.int32)
+        return _Phase(
+            host=host,
+            words=host.numpy(),
+            inbox=torch.zeros(words, dtype=torch.int32, device=self._device),
+            chosen=pinned(2, rows, dtype=torch.int32),
+            chosen_logprobs=pinned(rows, dtype=torch.float32),
+            top_ids=pinned(rows, MAX_TOP_LOGPROBS, dtype=torch.int64),
+            top_logprobs=pinned(rows, MAX_TOP_LOGPROBS, dtype=torch.float32),
+            done=torch.cuda.Event() if self._on_gpu else None,
+        )
+
+    def _warm(self) -> None:
+        """Runs every kernel once in every shape class, so that nothing is compiled later."""
+        size = self._decode_message.host_tokens + self._limits.slots
+        self._inbox = torch.zeros(size, dtype=torch.int32, device=self._device)
+        for rows in self._ladder:
+            for step in CLASSES:
+                self._decode_step(self._inbox, rows, step)
+
+    def _capture(self) -> None:
+        pool = torch.cuda.graph_pool_handle()
+        for rows in reversed(self._ladder):
+            for step in CLASSES:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+                    self._decode_step(self._inbox, rows, step)
+                self._graphs[rows, step] = graph
+
+
+def _append(words: NDArray[np.int32], at: int, column: NDArray[np.int32]) -> tuple[slice, int]:
+    """Writes a column at ``at``; returns where it is, and where the next one begins."""
+    end = at + len(column)
+    words[at:end] = column
+    return slice(at, end), aligned(end)

@@ -1,0 +1,195 @@
+"""Sampling state of slots on the device, and the four classes of step that use it.
+
+Owner    executor thread
+Writes   its device tensors and host flags; the rows' chosen tokens
+Never    reads a device value on the host
+Rules    sampling.batch-invariant
+Next     headrace_engine.executor.cuda
+
+A step's class is the least that its rows need: greedy, sampled, adjusted (penalties, bias, bans),
+and whether anybody wants logprobs. In a higher class a plain row runs on neutral values.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from headrace_contracts.limits import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
+from torch import Tensor
+
+from headrace_engine.kernels.gpu.adjust import adjust, count
+from headrace_engine.kernels.gpu.argmax import chunks_of, greedy
+from headrace_engine.kernels.gpu.sample import sample
+from headrace_engine.state.batch import BatchData, SlotStart
+
+_COLUMNS: Final = 8
+
+
+class StepClass(NamedTuple):
+    """What a step's sampling has to be able to do."""
+
+    adjusted: bool
+    sampled: bool
+    logprobs: bool
+
+
+CLASSES: Final = (
+    StepClass(adjusted=False, sampled=False, logprobs=False),
+    StepClass(adjusted=False, sampled=True, logprobs=False),
+    StepClass(adjusted=True, sampled=True, logprobs=False),
+    StepClass(adjusted=True, sampled=True, logprobs=True),
+)
+"""The classes that are captured; the first that covers a step is used."""
+
+
+class CudaSampler:
+    """Per-slot parameters on the device; ``slots`` is one more than may be resident (the spare)."""
+
+    def __init__(self, slots: int, rows: int, vocabulary: int, device: torch.device) -> None:
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self._vocabulary = vocabulary
+        self._device = device
+        self.last = zeros(slots, dtype=torch.int32)
+        self._floats = zeros(slots, _COLUMNS, dtype=torch.float32)
+        self._words = zeros(slots, _COLUMNS, dtype=torch.int64)
+        self._generated = zeros(slots, vocabulary, dtype=torch.int16)
+        self._prompted = zeros(slots, vocabulary, dtype=torch.uint8)
+        self._bias_ids = zeros(slots, MAX_LOGIT_BIAS, dtype=torch.int32)
+        self._bias_values = zeros(slots, MAX_LOGIT_BIAS, dtype=torch.float32)
+        self._stop_ids = zeros(slots, MAX_STOP_TOKEN_IDS, dtype=torch.int32)
+        chunks = chunks_of(vocabulary)
+        self._scratch = (
+            zeros(rows, chunks, dtype=torch.float32),
+            zeros(rows, chunks, dtype=torch.int32),
+        )
+        self.chosen = zeros(2, rows, dtype=torch.int32)
+        """int32[2, rows]: tokens, then whether the row failed."""
+        self.chosen_logprobs = zeros(rows, dtype=torch.float32)
+        self.top_logprobs = zeros(rows, MAX_TOP_LOGPROBS, dtype=torch.float32)
+        self.top_ids = zeros(rows, MAX_TOP_LOGPROBS, dtype=torch.int64)
+        self._sampled = np.zeros(slots, np.bool_)
+        self._adjusted = np.zeros(slots, np.bool_)
+        self._logprobs = np.full(slots, -1, np.int32)
+        self._floats[:, 5] = 1.0
+
+    def start(self, start: SlotStart) -> None:
+        """Loads a slot's parameters. Copies are small and happen once a sequence and activation."""
+        sampling, slot = start.sampling, start.slot
+        penalized = (
+            sampling.presence_penalty != 0
+            or sampling.frequency_penalty != 0
+            or sampling.repetition_penalty != 1
+        )
+        stops = sorted(sampling.stop_token_ids)[:MAX_STOP_TOKEN_IDS]
+        floats = [
+            sampling.temperature,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+            sampling.repetition_penalty,
+        ]
+        seed = sampling.seed & (2**64 - 1)
+        words = [
+            seed - 2**64 if seed >= 2**63 else seed,
+            start.choice,
+            sampling.top_k,
+            sampling.min_new_tokens,
+            len(stops),
+            len(sampling.bias_ids),
+        ]
+        self._put(self._floats[slot, : len(floats)], floats)
+        self._put(self._words[slot, : len(words)], words)
+        self._put(self._bias_ids[slot, : len(sampling.bias_ids)], sampling.bias_ids)
+        self._put(self._bias_values[slot, : len(sampling.bias_ids)], sampling.bias_values)
+        self._put(self._stop_ids[slot, : len(stops)], stops)
+        if len(start.tokens):
+            self._put(self.last[slot : slot + 1], [int(start.tokens[-1])])
+        if penalized:
+            prompt, generated = np.split(start.tokens, [start.prompt_tokens])
+            counts = np.bincount(generated, minlength=self._vocabulary).astype(np.int16)
+            self._put(self._generated[slot], counts)
+            seen = np.zeros(self._vocabulary, np.uint8)
+            seen[prompt] = 1
+            self._put(self._prompted[slot], seen)
+        self._sampled[slot] = sampling.temperature > 0
+        self._adjusted[slot] = (
+            penalized or bool(sampling.bias_ids) or (sampling.min_new_tokens > 0 and bool(stops))
+        )
+        self._logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
+
+    def class_of(self, batch: BatchData) -> StepClass:
+        """The least class that serves every generating row."""
+        slots = batch.slots[: batch.generating]
+        adjusted, sampled = bool(self._adjusted[slots].any()), bool(self._sampled[slots].any())
+        logprobs = bool((self._logprobs[slots] >= 0).any())
+        for candidate in CLASSES:
+            if (candidate.adjusted, candidate.sampled, candidate.logprobs) >= (False,) * 3 and (
+                candidate.adjusted >= adjusted
+                and candidate.sampled >= sampled
+                and candidate.logprobs >= logprobs
+            ):
+                return candidate
+        raise AssertionError("the last class serves everything")
+
+    def width_of(self, batch: BatchData) -> int:
+        """Candidates wanted by the row that wants most, or -1 when nobody wants logprobs."""
+        slots = batch.slots[: batch.generating]
+        return int(self._logprobs[slots].max(initial=-1))
+
+    def choose(
+        self, logits: Tensor, step: StepClass, queries: Tensor, slots: Tensor, samples: Tensor
+    ) -> None:
+        """Fills ``chosen`` (and logprobs) for the rows of ``logits``, which it may change."""
+        rows = logits.shape[0]
+        chosen, failed = self.chosen[0, :rows], self.chosen[1, :rows]
+        raw = logits
+        if step.logprobs and step.adjusted:
+            raw = logits.clone()
+        if step.adjusted:
+            adjust(
+                logits,
+                queries,
+                slots,
+                samples,
+                self._floats,
+                self._words,
+                (self._generated, self._prompted),
+                (self._bias_ids, self._bias_values),
+                self._stop_ids,
+            )
+        if step.sampled:
+            sample(
+                logits,
+                queries,
+                slots,
+                samples,
+                self._floats,
+                self._words,
+                chosen,
+                failed,
+                self.last,
+            )
+        else:
+            greedy(logits, self._scratch, queries, slots, chosen, failed, self.last)
+        if step.adjusted:
+            count(chosen, queries, slots, self._generated)
+        if step.logprobs:
+            total = torch.logsumexp(raw, 1, keepdim=True)
+            picked = torch.gather(raw, 1, chosen[:, None].long())
+            self.chosen_logprobs[:rows].copy_((picked - total)[:, 0])
+            values, ids = torch.topk(raw, MAX_TOP_LOGPROBS, 1)
+            self.top_logprobs[:rows].copy_(values - total)
+            self.top_ids[:rows].copy_(ids)
+
+    def _put(self, target: Tensor, values: object) -> None:
+        source = torch.as_tensor(np.asarray(values), dtype=target.dtype)
+        if not source.numel():
+            return
+        if self._device.type == "cuda":
+            source = source.pin_memory()
+        target.copy_(source, non_blocking=True)

@@ -1,0 +1,23 @@
+"""What every launch shares: programmatic dependent launch, and powers of two.
+
+With dependent launch a kernel may start while its predecessor still runs. Each of our kernels
+therefore begins by waiting for what it depends on, before it reads anything that a kernel wrote,
+and each may read constants (weights) before that wait.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+DEPENDENT_LAUNCH: Final = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+"""Whether this device can launch a kernel before its predecessor has ended (sm_90 and later)."""
+
+OPTIONS: Final[dict[str, bool]] = {"launch_pdl": True} if DEPENDENT_LAUNCH else {}
+"""Keyword arguments of every launch."""
+
+
+def power_of_two(value: int) -> int:
+    """The smallest power of two that is at least ``value``."""
+    return 1 << (value - 1).bit_length()

@@ -1,0 +1,257 @@
+"""The decoder on a CUDA device: one function for a whole decode step, one for mixed batches.
+
+Nothing here synchronizes, allocates for good, or reads a device value on the host, so that
+``decode`` can be captured into a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from headrace_engine.kernels.gpu.decode_attention import (
+    MAX_SPLITS,
+    decode_attention,
+    splits_for,
+)
+from headrace_engine.kernels.gpu.embed import embed_norm
+from headrace_engine.kernels.gpu.gemv import gemv
+from headrace_engine.kernels.gpu.norm import residual_norm
+from headrace_engine.kernels.gpu.prefill_attention import prefill_attention
+from headrace_engine.kernels.gpu.rope_store import rope_store
+from headrace_engine.kernels.gpu.swiglu import swiglu
+from headrace_engine.model.cuda_weights import CudaLayer, CudaWeights
+
+_GEMV_ROWS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenColumns:
+    """What the prepare kernel fills: one entry a token of the batch."""
+
+    tokens: Tensor
+    """int32[capacity]."""
+    slots: Tensor
+    """int32[capacity]."""
+    positions: Tensor
+    """int32[capacity]."""
+    targets: Tensor
+    """int64[capacity]: item offset in the region, or -1."""
+
+    def head(self, count: int) -> TokenColumns:
+        """The first ``count`` tokens."""
+        return TokenColumns(
+            self.tokens[:count],
+            self.slots[:count],
+            self.positions[:count],
+            self.targets[:count],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MixedBatch:
+    """How the tokens of a mixed batch attend. Every token is in exactly one of the three."""
+
+    singles: Tensor | None
+    """int32[count]: tokens that are their row's only one."""
+    tiles: Tensor | None
+    """int32[count, 2]: first token and tokens of each query tile."""
+    fresh: Sequence[tuple[int, int]]
+    """Rows without cached context, as (first token, end): they attend within themselves."""
+    outputs: Tensor
+    """int32[generating]: the tokens whose logits are wanted."""
+
+
+class CudaDecoder:
+    """Weights and scratch of one model on one device. One thread and stream at a time."""
+
+    def __init__(self, weights: CudaWeights, region: Tensor, table: Tensor) -> None:
+        self.weights = weights
+        self._config = weights.config
+        self._region = region
+        self._table = table
+        self._device = weights.embedding.device
+        self._dtype = weights.embedding.dtype
+        self._on_gpu = self._device.type == "cuda"
+        self._processors = _processors(self._device) if self._on_gpu else 4
+
+    def allocate(self, *, tokens: int, rows: int, block_tokens: int) -> None:
+        """Makes scratch for batches of ``tokens`` tokens and ``rows`` rows."""
+        config = self._config
+        self._block_tokens = block_tokens
+
+        def empty(*shape: int, dtype: torch.dtype = self._dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=self._device)
+
+        self.columns = TokenColumns(
+            tokens=empty(tokens, dtype=torch.int32),
+            slots=empty(tokens, dtype=torch.int32),
+            positions=empty(tokens, dtype=torch.int32),
+            targets=empty(tokens, dtype=torch.int64),
+        )
+        self._residual = empty(tokens, config.hidden)
+        self._normed = empty(tokens, config.hidden)
+        self._delta = empty(tokens, config.hidden)
+        self._qkv = empty(tokens, config.qkv_width)
+        self._attended = empty(tokens, config.heads * config.head_dim)
+        self._gate_up = empty(tokens, 2 * config.intermediate)
+        self._active = empty(tokens, config.intermediate)
+        self._last = empty(rows, config.hidden)
+        self.logits = empty(rows, config.vocabulary, dtype=torch.float32)
+        split_rows = max(rows * splits_for(rows, config.kv_heads, self._processors), MAX_SPLITS)
+        split_rows = max(split_rows, 8 * self._processors)
+        self._partial = empty(split_rows * config.heads * config.head_dim, dtype=torch.float32)
+        self._split_weights = empty(split_rows * config.heads, dtype=torch.float32)
+        self.every_row = torch.arange(rows, dtype=torch.int32, device=self._device)
+
+    def decode(self, rows: int) -> Tensor:
+        """Runs one token of each of ``rows`` rows. Returns logits ``float32[rows, vocabulary]``."""
+        queries = self.every_row[:rows]
+        batch = MixedBatch(singles=queries, tiles=None, fresh=(), outputs=queries)
+        hidden = self._run(rows, batch)
+        return self._project(hidden)
+
+    def mixed(self, tokens: int, batch: MixedBatch) -> Tensor:
+        """Runs ``tokens`` tokens. Returns logits of ``batch.outputs``."""
+        hidden = self._run(tokens, batch)
+        outputs = self._last[: batch.outputs.shape[0]]
+        if outputs.shape[0]:
+            torch.index_select(hidden, 0, batch.outputs, out=outputs)
+        return self._project(outputs)
+
+    def _run(self, count: int, batch: MixedBatch) -> Tensor:
+        weights, config = self.weights, self._config
+        columns = self.columns.head(count)
+        residual, normed = self._residual[:count], self._normed[:count]
+        delta, qkv, attended = self._delta[:count], self._qkv[:count], self._attended[:count]
+        epsilon = config.norm_epsilon
+        first = weights.layers[0].attention_norm
+        embed_norm(columns.tokens, weights.embedding, first, residual, normed, epsilon)
+        for index, layer in enumerate(weights.layers):
+            self._linear(normed, layer.qkv, qkv)
+            if layer.qkv_bias is not None:
+                qkv += layer.qkv_bias
+            self._attend(index, layer, columns, batch, qkv, attended)
+            self._linear(attended, layer.attention_output, delta)
+            residual_norm(delta, residual, layer.mlp_norm, normed, epsilon)
+            self._mlp(layer, normed, delta)
+            last = index + 1 == len(weights.layers)
+            following = weights.final_norm if last else weights.layers[index + 1].attention_norm
+            residual_norm(delta, residual, following, normed, epsilon)
+        return normed
+
+    def _mlp(self, layer: CudaLayer, normed: Tensor, delta: Tensor) -> None:
+        count = normed.shape[0]
+        active = self._active[:count]
+        if count <= _GEMV_ROWS:
+            gemv(normed, layer.gate_up, active, gated=True)
+        else:
+            gate_up = self._gate_up[:count]
+            torch.mm(normed, layer.gate_up.t(), out=gate_up)
+            swiglu(gate_up, active)
+        self._linear(active, layer.down, delta)
+
+    def _attend(
+        self,
+        index: int,
+        layer: CudaLayer,
+        columns: TokenColumns,
+        batch: MixedBatch,
+        qkv: Tensor,
+        attended: Tensor,
+    ) -> None:
+        config = self._config
+        norms = None
+        if layer.query_norm is not None and layer.key_norm is not None:
+            norms = (layer.query_norm, layer.key_norm)
+        rope_store(
+            qkv,
+            self.weights.rope,
+            columns.positions,
+            columns.targets,
+            norms,
+            self._region,
+            layer=index,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            block_tokens=self._block_tokens,
+            epsilon=config.norm_epsilon,
+        )
+        if batch.singles is not None:
+            rows = batch.singles.shape[0]
+            splits = splits_for(rows, config.kv_heads, self._processors)
+            decode_attention(
+                qkv,
+                batch.singles,
+                columns.slots,
+                columns.positions,
+                self._table,
+                self._region,
+                (self._partial, self._split_weights),
+                attended,
+                layer=index,
+                heads=config.heads,
+                kv_heads=config.kv_heads,
+                head_dim=config.head_dim,
+                block_tokens=self._block_tokens,
+                splits=splits,
+            )
+        if batch.tiles is not None:
+            prefill_attention(
+                qkv,
+                batch.tiles,
+                columns.slots,
+                columns.positions,
+                self._table,
+                self._region,
+                attended,
+                layer=index,
+                heads=config.heads,
+                kv_heads=config.kv_heads,
+                head_dim=config.head_dim,
+                block_tokens=self._block_tokens,
+            )
+        for first, end in batch.fresh:
+            self._attend_fresh(qkv[first:end], attended[first:end])
+
+    def _attend_fresh(self, qkv: Tensor, attended: Tensor) -> None:
+        """Attention of a whole prompt within itself, by cuDNN: faster than ours, same operands."""
+        config = self._config
+        heads = qkv.view(1, qkv.shape[0], -1, config.head_dim).transpose(1, 2)
+        ends = (config.heads, config.heads + config.kv_heads)
+        query, key, value = heads[:, : ends[0]], heads[:, ends[0] : ends[1]], heads[:, ends[1] :]
+        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
+            out = torch.nn.functional.scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=True
+            )
+        attended.view(1, qkv.shape[0], config.heads, config.head_dim).copy_(out.transpose(1, 2))
+
+    def _linear(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        if x.shape[0] <= _GEMV_ROWS:
+            gemv(x, weight, out)
+        else:
+            torch.mm(x, weight.t(), out=out)
+
+    def _project(self, hidden: Tensor) -> Tensor:
+        rows = hidden.shape[0]
+        logits = self.logits[:rows]
+        if rows == 0:
+            return logits
+        output = self.weights.output
+        if rows <= _GEMV_ROWS:
+            gemv(hidden, output, logits)
+        elif self._on_gpu and self._dtype != torch.float32:
+            torch.mm(hidden, output.t(), out_dtype=torch.float32, out=logits)
+        else:
+            torch.mm(hidden.float(), output.float().t(), out=logits)
+        return logits
+
+
+def _processors(device: torch.device) -> int:
+    """Multiprocessors of a device."""
+    properties = torch.cuda.get_device_properties(device)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return int(properties.multi_processor_count)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
