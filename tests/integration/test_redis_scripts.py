@@ -259,6 +259,23 @@ async def test_claim_of_what_was_lost_counts_a_crash_and_keeps_one_pending_entry
     assert await redis("EXISTS", keys.holding(MODEL, "e-1")) == 0
 
 
+async def test_claim_after_a_lost_group_leaves_waiting_suspects_alone(
+    redis: Redis, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    await gateway.submit(record("suspect"), max_queued=9)
+    for attempt in (1, 2):
+        await claim(engine, f"dead-{attempt}", lease_ms=1)
+        await redis("DEBUG", "SLEEP", 0.005)
+    await gateway.submit(record("a", band=2), max_queued=9)
+    await redis("SET", keys.quarantine(MODEL), "another-engine")
+    await redis("SADD", keys.holding(MODEL, "busy"), "x", "y")
+    assert set(await claim(engine, "busy")) == {"a"}
+    await redis("XGROUP", "DESTROY", STREAM, ENGINE_GROUP)
+    await gateway.submit(record("b"), max_queued=9)
+    assert set(await claim(engine, "busy")) == {"b"}
+    assert await redis.members(keys.suspects(MODEL)) == {"suspect"}
+
+
 # cancel
 async def test_cancel_nudges_the_owner_on_a_stream_that_ends(
     redis: Redis, gateway: RedisGatewayWire, engine: RedisEngineWire
@@ -270,6 +287,18 @@ async def test_cancel_nudges_the_owner_on_a_stream_that_ends(
     ((_, fields),) = as_entries(await redis("XRANGE", keys.control("e-1"), "-", "+"))
     assert Control.FromString(fields["control"]).cancel.id == "r1"
     assert await redis("HGET", keys.cancels(MODEL), "r1") == mark().SerializeToString()
+
+
+async def test_cancel_of_a_request_that_changed_meanwhile_does_nothing(
+    redis: Redis, gateway: RedisGatewayWire
+) -> None:
+    await gateway.submit(record("r1"), max_queued=9)
+    before = await redis("DEBUG", "DIGEST")
+    for attempt, reader, slot in (("1", GATEWAY, "10"), ("0", "gw-2", "10"), ("0", GATEWAY, "9")):
+        stale = ["r1", b"mark", "", b"nudge", 3, b"frame", attempt, reader, slot, b"usage"]
+        assert await redis.server.run_model("cancel", MODEL, stale) == b"changed"
+    assert await redis("DEBUG", "DIGEST") == before
+    assert await gateway.cancel(MODEL, "r1", mark())
 
 
 # attach

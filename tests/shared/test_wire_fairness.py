@@ -87,3 +87,14 @@ async def test_take_over_is_not_charged_again(wires: Wires) -> None:
     await gateway.submit(record("x2", tenant="a"), max_queued=99)
     await gateway.submit(record("y2", tenant="b"), max_queued=99)
     assert list(await claim(engine, credit=1)) == ["x2"]
+
+
+async def test_newcomer_starts_at_the_current_minimum(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    for i in range(2):
+        await gateway.submit(record(f"b{i}", tenant="big", prompt=[1] * 100), max_queued=99)
+    await claim(engine, credit=1)
+    for i in range(5):
+        await gateway.submit(record(f"n{i}", tenant="new", prompt=[1] * 10), max_queued=99)
+    # from nothing it would be served five times first
+    assert "b1" in await claim(engine, credit=2)

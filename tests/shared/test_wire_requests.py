@@ -316,3 +316,14 @@ async def test_what_a_flush_lost_can_be_submitted_again(wires: Wires) -> None:
     assert taken["r1"].attempt == 2
     assert list(taken["r1"].delivered[0]) == [4, 5]
     assert taken["r2"].attempt == 1
+
+
+async def test_lease_of_an_earlier_attempt_is_not_renewed_by_its_own_engine(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    await gateway.submit(record("r1"), max_queued=9)
+    await claim(engine)
+    await engine.release(MODEL, "e-1", {"r1": 1})
+    assert (await claim(engine))["r1"].attempt == 2
+    renewed = await engine.renew(MODEL, "e-1", {"r1": 1}, lease_ms=LEASE_MS)
+    assert list(renewed.lost) == ["r1"]
+    assert not (await engine.renew(MODEL, "e-1", {"r1": 2}, lease_ms=LEASE_MS)).lost

@@ -323,3 +323,21 @@ async def test_suspect_waits_for_an_engine_that_is_empty(wires: Wires) -> None:
     assert await finish(busy, "suspect", name="busy", attempt=3)
     await gateway.submit(record("c"), max_queued=9)
     assert set(await claim(busy, "busy")) == {"c"}
+
+
+async def test_one_engine_at_a_time_empties_itself_for_a_suspect(wires: Wires) -> None:
+    gateway = await wires.gateway()
+    first, second = await wires.engine(), await wires.engine()
+    await gateway.submit(record("suspect"), max_queued=9)
+    await claim(first, "dead-1", lease_ms=SHORT_MS)
+    await wires.pass_ms(2 * SHORT_MS)
+    await claim(first, "dead-2", lease_ms=SHORT_MS)
+    await gateway.submit(record("a"), max_queued=9)
+    await gateway.submit(record("b"), max_queued=9)
+    assert set(await claim(first, "busy-1", credit=1)) == {"a"}
+    assert set(await claim(second, "busy-2", credit=1)) == {"b"}
+    await wires.pass_ms(2 * SHORT_MS)
+    await gateway.submit(record("c"), max_queued=9)
+    assert await claim(first, "busy-1") == {}
+    assert set(await claim(second, "busy-2")) == {"c"}
+    assert await claim(first, "busy-1") == {}
