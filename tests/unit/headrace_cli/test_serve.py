@@ -43,10 +43,8 @@ def test_the_curl_line_can_be_pasted_as_it_stands() -> None:
     first = next(i for i, line in enumerate(lines) if line.startswith("curl "))
     assert lines[first].endswith("\\")
     assert lines[first + 1].endswith("\\")
-    assert lines[first + 3].endswith("}'")
-    body = json.loads(
-        "\n".join(lines[first + 2 : first + 4]).strip().removeprefix("-d ").strip("'")
-    )
+    assert lines[first + 2].endswith("}'")
+    body = json.loads(lines[first + 2].strip().removeprefix("-d ").strip("'"))
     assert body["max_tokens"] == 64  # without it a small model may talk for minutes
     for words in ("http://x/v1", "127.0.0.1:9", "hr_key", "/state/api_key", 'model="m"'):
         assert words in text

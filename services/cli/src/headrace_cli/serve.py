@@ -182,8 +182,7 @@ Headrace serves {model}
 
 curl {url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\
   -H 'Content-Type: application/json' \\
-  -d '{{"model": "{model}", "max_tokens": 64,
-       "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+  -d '{{"model": "{model}", "max_tokens": 64, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
 
 from openai import OpenAI
 client = OpenAI(base_url="{url}/v1", api_key="{key}")
