@@ -10,15 +10,15 @@ from headrace_transport.errors import ServerUnsuitable, TransportUnavailable
 from headrace_transport.options import WireOptions
 from support.redis import RedisServer, ServerKind, available_kinds, free_port, redis_server
 
-HASTY = WireOptions(op_timeout_s=0.5, connect_timeout_s=0.5)
+OPTIONS = WireOptions(op_timeout_s=10, connect_timeout_s=10)
 
 
 async def refusal(url: str, *, password: str | None = None) -> ServerUnsuitable:
     """Why the server is refused, by both ends alike."""
     with pytest.raises(ServerUnsuitable) as by_gateway:
-        await connect_gateway(url, password=password, options=HASTY)
+        await connect_gateway(url, password=password, options=OPTIONS)
     with pytest.raises(ServerUnsuitable) as by_engine:
-        await connect_engine(url, password=password, options=HASTY)
+        await connect_engine(url, password=password, options=OPTIONS)
     assert str(by_gateway.value) == str(by_engine.value)
     return by_gateway.value
 
@@ -96,7 +96,7 @@ async def test_wrong_password_says_so(own_server: RedisServer) -> None:
 
 async def test_unreachable_server_is_unavailable_not_unsuitable() -> None:
     with pytest.raises(TransportUnavailable):
-        await connect_gateway(f"redis://127.0.0.1:{free_port()}/0", options=HASTY)
+        await connect_gateway(f"redis://127.0.0.1:{free_port()}/0", options=OPTIONS)
 
 
 @pytest.mark.parametrize("url", ["http://x", "127.0.0.1:6379", "redis://h:port/0"])
