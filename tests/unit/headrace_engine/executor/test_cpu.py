@@ -12,7 +12,7 @@ import pytest
 from headrace_engine.executor import cpu
 from headrace_engine.executor.cpu import CpuExecutor, available_cores
 from headrace_engine.kernels.build import NativeUnavailable
-from headrace_engine.model.decoder import Dtype
+from headrace_engine.model.decoder import Dtype, KvDtype
 from headrace_engine.model.loader.source import DEFAULT_MODEL
 from headrace_engine.state.batch import ResolvedCopy
 from support import gguf_files
@@ -106,8 +106,13 @@ def test_shape_tells_what_the_scheduler_needs(executor: CpuExecutor) -> None:
 def test_weights_version_changes_with_what_changes_kv(tmp_path: Path) -> None:
     path = str(gguf_files.write(tmp_path / "m.gguf", gguf_files.tensors()))
     versions: set[str] = set()
-    for options in ({}, {"dtype": "bfloat16"}, {"kv_dtype": "bfloat16"}):
-        executor = CpuExecutor.load(path, threads=1, **options)
+    options: list[tuple[Dtype, KvDtype]] = [
+        ("float32", "float32"),
+        ("bfloat16", "float32"),
+        ("float32", "bfloat16"),
+    ]
+    for dtype, kv_dtype in options:
+        executor = CpuExecutor.load(path, threads=1, dtype=dtype, kv_dtype=kv_dtype)
         versions.add(executor.shape.weights_version)
         executor.close()
     assert len(versions) == 3

@@ -53,6 +53,12 @@ def draws(logits: Row, count: int, **fields: Any) -> Row:
     return (np.bincount(tokens, minlength=VOCABULARY) / count).astype(np.float32)
 
 
+def kept(scaled: Row, top_k: int, top_p: float, min_p: float) -> list[int]:
+    ids = filtered(scaled, top_k, top_p, min_p)
+    assert ids is not None
+    return ids.tolist()
+
+
 def softmax(logits: Row) -> Row:
     weights = np.exp(logits - logits.max())
     return weights / weights.sum()
@@ -77,28 +83,26 @@ def test_frequencies_follow_the_probabilities() -> None:
 def test_top_k_keeps_k_tokens_in_their_proportion() -> None:
     logits = logits_of()
     found = draws(logits, 3000, top_k=3)
-    kept = np.argsort(-logits[0])[:3]
-    assert set(np.flatnonzero(found)) <= set(kept)
-    assert np.abs(found[kept] - softmax(logits[0][kept])).max() < 0.035
+    largest = np.argsort(-logits[0])[:3]
+    assert set(np.flatnonzero(found)) <= set(largest)
+    assert np.abs(found[largest] - softmax(logits[0][largest])).max() < 0.035
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
-    assert filtered(logits, 0, 0.5, 0.0).tolist() == [0]
-    assert filtered(logits, 0, 0.51, 0.0).tolist() == [0, 1]
-    assert filtered(logits, 0, 0.95, 0.0).tolist() == [0, 1, 2]
-    assert filtered(logits, 0, 1e-9, 0.0).tolist() == [0]
-    assert filtered(logits, 2, 0.9, 0.0).tolist() == [0, 1]
-    assert filtered(logits, 0, 1.0, 0.25).tolist() == [0, 1, 2]
+    assert kept(logits, 0, 0.5, 0.0) == [0]
+    assert kept(logits, 0, 0.51, 0.0) == [0, 1]
+    assert kept(logits, 0, 0.95, 0.0) == [0, 1, 2]
+    assert kept(logits, 0, 1e-9, 0.0) == [0]
+    assert kept(logits, 2, 0.9, 0.0) == [0, 1]
+    assert kept(logits, 0, 1.0, 0.25) == [0, 1, 2]
     assert filtered(logits, 0, 1.0, 0.0) is None
     assert filtered(logits, 4, 1.0, 0.0) is None
 
 
 def test_top_p_over_a_flat_vocabulary_looks_beyond_the_first_tokens() -> None:
     flat = np.zeros(5000, np.float32)
-    kept = filtered(flat, 0, 0.9, 0.0)
-    assert kept is not None
-    assert kept.tolist() == list(range(4500))
+    assert kept(flat, 0, 0.9, 0.0) == list(range(4500))
 
 
 def test_the_same_seed_gives_the_same_token_and_another_one_another() -> None:

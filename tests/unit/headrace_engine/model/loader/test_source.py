@@ -16,7 +16,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "__init__.py").write_text("raise RuntimeError('imported')\n")
     (folder / "weights.gguf").write_bytes(b"x")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     return folder
 
 
