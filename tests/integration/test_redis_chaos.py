@@ -32,8 +32,8 @@ LENGTH = 24
 """Tokens of each request."""
 JUMP = 8
 """What a gateway adds to the attempt when it submits again: past all that a lost server gave."""
-LEASE_MS = 250
-OPTIONS = WireOptions(op_timeout_s=1.0, connect_timeout_s=1.0, log_ttl_ms=1, state_ttl_ms=500)
+LEASE_MS = 1000
+OPTIONS = WireOptions(op_timeout_s=5.0, connect_timeout_s=5.0, log_ttl_ms=1, state_ttl_ms=500)
 
 
 @dataclass(slots=True)

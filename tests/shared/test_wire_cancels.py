@@ -11,6 +11,7 @@ from support.wires import (
     LEASE_MS,
     MODEL,
     SHORT_MS,
+    SOON_MS,
     Wires,
     claim,
     entry,
@@ -134,7 +135,7 @@ async def test_id_can_be_used_again_once_its_cancelled_request_is_forgotten(wire
     gateway, engine = await wires.gateway(), await wires.engine()
     await gateway.submit(record("q-1"), max_queued=2)
     await gateway.cancel(MODEL, "q-1", mark())
-    await wires.pass_ms(500)
+    await wires.pass_ms(5 * SOON_MS + 100)
     await gateway.submit(record("q-1", slot=11), max_queued=2)
     taken = await claim(engine)
     assert taken["q-1"].record.slot == 11

@@ -12,6 +12,7 @@ from support.wires import (
     LEASE_MS,
     MODEL,
     SHORT_MS,
+    SOON_MS,
     Wires,
     claim,
     finish,
@@ -46,14 +47,14 @@ KEY = ApiKey(
 async def test_engines_are_listed_while_they_beat(wires: Wires) -> None:
     gateway, engine = await wires.gateway(), await wires.engine()
     assert await gateway.engines(MODEL) == []
-    await engine.beat_engine(INFO, ttl_ms=SHORT_MS)
+    await engine.beat_engine(INFO, ttl_ms=SOON_MS)
     other = replace(INFO, process="e-2", state="loading")
     await engine.beat_engine(other, ttl_ms=LEASE_MS)
     assert {info.process: info for info in await gateway.engines(MODEL)} == {
         "e-1.boot": INFO,
         "e-2": other,
     }
-    await wires.pass_ms(2 * SHORT_MS)
+    await wires.pass_ms(SOON_MS + 50)
     assert await gateway.engines(MODEL) == [other]
     await engine.leave_engine(other)
     assert await gateway.engines(MODEL) == []
@@ -169,8 +170,8 @@ async def test_reaper_ends_what_expired_in_the_queue(wires: Wires) -> None:
     await gateway.submit(record("probe"), max_queued=9)
     state = await gateway.request_state("probe")
     assert state is not None
-    await gateway.submit(record("late", deadline_ms=state.created_ms + 40), max_queued=9)
-    await wires.pass_ms(100)
+    await gateway.submit(record("late", deadline_ms=state.created_ms + SHORT_MS), max_queued=9)
+    await wires.pass_ms(2 * SHORT_MS)
     await engine.reap(MODEL)
     state = await gateway.request_state("late")
     assert state is not None

@@ -19,6 +19,7 @@ from support.wires import (
     LEASE_MS,
     MODEL,
     SHORT_MS,
+    SOON_MS,
     Wires,
     claim,
     entry,
@@ -269,10 +270,10 @@ async def test_state_and_log_of_a_finished_request_end_with_their_time(wires: Wi
     await engine.append_log("e-1", "r1", 1, entry([5, 6]))
     await finish(engine, "r1")
     assert len(await gateway.read_log("r1")) == 1
-    await wires.pass_ms(250)
+    await wires.pass_ms(2 * SOON_MS + 100)
     assert await gateway.read_log("r1") == []
     assert await gateway.request_state("r1") is not None
-    await wires.pass_ms(250)
+    await wires.pass_ms(3 * SOON_MS)
     assert await gateway.request_state("r1") is None
     await gateway.submit(record("r1"), max_queued=9)
 
@@ -284,10 +285,10 @@ async def test_queued_request_past_its_deadline_counts_no_more_and_ends_at_the_c
     await gateway.submit(record("probe"), max_queued=9)
     state = await gateway.request_state("probe")
     assert state is not None
-    late = record("late", deadline_ms=state.created_ms + 50)
+    late = record("late", deadline_ms=state.created_ms + SOON_MS)
     await gateway.submit(late, max_queued=9)
     assert await gateway.queue_depth(MODEL) == 2
-    await wires.pass_ms(120)
+    await wires.pass_ms(SOON_MS + 50)
     assert await gateway.queue_depth(MODEL) == 1
 
     assert set(await claim(engine)) == {"probe"}

@@ -266,29 +266,39 @@ async def test_nobody_is_attached_to_what_does_not_run(wires: Wires) -> None:
     assert await gateway.attach("r1", "gw-2", 1, 0) is None
 
 
+async def die(wires: Wires, engine: EngineWire, name: str, request: str, attempt: int) -> None:
+    """The engine renews no more: its lease of the request expires."""
+    await engine.renew(MODEL, name, {request: attempt}, lease_ms=1)
+    await wires.pass_ms(5)
+
+
+async def suspected(wires: Wires, gateway: GatewayWire) -> None:
+    """A request ``suspect``, two of whose engines died. Nobody has looked since."""
+    await gateway.submit(record("suspect"), max_queued=9)
+    for attempt in (1, 2):
+        engine, name = await wires.engine(), f"dead-{attempt}"
+        assert set(await claim(engine, name)) == {"suspect"}
+        await die(wires, engine, name, "suspect", attempt)
+
+
 async def test_request_that_keeps_killing_engines_runs_alone_and_is_then_given_up(
     wires: Wires,
 ) -> None:
-    crashes = 3
     gateway = await wires.gateway()
     await gateway.beat_gateway(GATEWAY, ttl_ms=LEASE_MS)
-    await gateway.submit(record("poison"), max_queued=9)
-    alone: list[bool] = []
-    for attempt in range(1, crashes + 1):
-        taken = await claim(await wires.engine(), f"e-{attempt}", lease_ms=SHORT_MS)
-        assert taken["poison"].attempt == attempt
-        alone.append(taken["poison"].alone)
-        await gateway.submit(record(f"good{attempt}"), max_queued=9)
-        if attempt == crashes:
-            # what runs alone is given no company
-            assert await claim(await wires.engine(), f"e-{attempt}", lease_ms=SHORT_MS) == {}
-        await wires.pass_ms(2 * SHORT_MS)
-    assert alone == [False, False, True]
+    await suspected(wires, gateway)
+    engine = await wires.engine()
+    await gateway.submit(record("good"), max_queued=9)
+    taken = await claim(engine, "dead-3")
+    assert set(taken) == {"suspect"}
+    assert (taken["suspect"].attempt, taken["suspect"].alone) == (3, True)
+    # what runs alone is given no company
+    assert await claim(engine, "dead-3") == {}
+    await die(wires, engine, "dead-3", "suspect", 3)
 
-    survivor = await wires.engine()
-    assert set(await claim(survivor, "e-9")) == {"good1", "good2", "good3"}
+    assert set(await claim(await wires.engine(), "e-9")) == {"good"}
 
-    state = await gateway.request_state("poison")
+    state = await gateway.request_state("suspect")
     assert state is not None
     assert (state.status, state.finish) == ("finished", FinishReason.ERROR)
     out = await gateway.read_out(GATEWAY, FIRST_FRAME, block_ms=1000)
@@ -296,23 +306,18 @@ async def test_request_that_keeps_killing_engines_runs_alone_and_is_then_given_u
     assert isinstance(last, Frame)
     assert last.attempts[0] == 4
     assert last.finishes[0].reason == FinishReason.ERROR
-    assert "poison" in last.finishes[0].message
+    assert "suspect" in last.finishes[0].message
 
 
 async def test_suspect_waits_for_an_engine_that_is_empty(wires: Wires) -> None:
     gateway = await wires.gateway()
     busy, other = await wires.engine(), await wires.engine()
-    await gateway.submit(record("suspect"), max_queued=9)
-    for attempt in (1, 2):
-        await claim(await wires.engine(), f"dead-{attempt}", lease_ms=SHORT_MS)
-        if attempt == 1:
-            await wires.pass_ms(2 * SHORT_MS)
     await gateway.submit(record("a"), max_queued=9)
     assert set(await claim(busy, "busy")) == {"a"}
-    await wires.pass_ms(2 * SHORT_MS)
+    await suspected(wires, gateway)
     await gateway.submit(record("b"), max_queued=9)
 
-    # the busy engine empties itself for the suspect; others that are busy go on meanwhile
+    # the busy engine empties itself for the suspect; others go on meanwhile
     assert await claim(busy, "busy") == {}
     assert await finish(busy, "a", name="busy")
     taken = await claim(busy, "busy")
@@ -328,15 +333,10 @@ async def test_suspect_waits_for_an_engine_that_is_empty(wires: Wires) -> None:
 async def test_one_engine_at_a_time_empties_itself_for_a_suspect(wires: Wires) -> None:
     gateway = await wires.gateway()
     first, second = await wires.engine(), await wires.engine()
-    await gateway.submit(record("suspect"), max_queued=9)
-    await claim(first, "dead-1", lease_ms=SHORT_MS)
-    await wires.pass_ms(2 * SHORT_MS)
-    await claim(first, "dead-2", lease_ms=SHORT_MS)
-    await gateway.submit(record("a"), max_queued=9)
-    await gateway.submit(record("b"), max_queued=9)
-    assert set(await claim(first, "busy-1", credit=1)) == {"a"}
-    assert set(await claim(second, "busy-2", credit=1)) == {"b"}
-    await wires.pass_ms(2 * SHORT_MS)
+    for name, engine, owner in (("a", first, "busy-1"), ("b", second, "busy-2")):
+        await gateway.submit(record(name), max_queued=9)
+        assert set(await claim(engine, owner)) == {name}
+    await suspected(wires, gateway)
     await gateway.submit(record("c"), max_queued=9)
     assert await claim(first, "busy-1") == {}
     assert set(await claim(second, "busy-2")) == {"c"}

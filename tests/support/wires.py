@@ -29,7 +29,11 @@ GATEWAY = "gw-1.a"
 LEASE_MS = 60_000
 SHORT_MS = 60
 """A lease that a test lets expire."""
-OPTIONS = WireOptions(state_ttl_ms=400, log_ttl_ms=200, sign_of_life_ms=60_000)
+SOON_MS = 500
+"""Time in which a few calls are surely over, also on a busy machine."""
+OPTIONS = WireOptions(
+    state_ttl_ms=5 * SOON_MS, log_ttl_ms=2 * SOON_MS, sign_of_life_ms=60_000, op_timeout_s=20
+)
 
 
 class Wires(Protocol):
