@@ -239,10 +239,12 @@ def test_preemption_takes_blocks_from_the_last_and_its_answer_does_not_change(ph
 
 
 @pytest.mark.rule("sched.memory-by-order")
-def test_an_urgent_band_takes_memory_from_one_that_runs() -> None:
-    rig = Rig(pool_blocks=6, session_tokens=24, prefill_chunk_tokens=16)
+@BOTH
+@pytest.mark.parametrize("passes", range(1, 7))
+def test_an_urgent_band_takes_memory_from_one_that_runs(phases: int, passes: int) -> None:
+    rig = Rig(phases=phases, pool_blocks=6, session_tokens=24, prefill_chunk_tokens=16)
     slow = rig.push([1] * 14, 8, band=2)
-    for _ in range(4):
+    for _ in range(passes):
         rig.step()
     urgent = rig.push([2] * 14, 3, band=0)
     while rig.reason(urgent) is None:

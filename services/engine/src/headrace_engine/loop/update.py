@@ -50,7 +50,7 @@ def update_batch(
                 code=Code.NUMERIC_FAILURE,
                 message="the model's output was not finite",
             )
-    rows = np.flatnonzero(columns.live[slots] & ~failed)
+    rows = np.flatnonzero(columns.live[slots])
     _give_tokens(batch, batch.output, rows, started, residents, lifecycle, outputs, now_s)
     return len(rows)
 
