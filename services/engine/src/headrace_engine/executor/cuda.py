@@ -92,6 +92,12 @@ class CudaExecutor:
         if place.type == "cuda" and not torch.cuda.is_available():
             raise ModelRejected(f"no CUDA device is usable here (asked for {device!r})")
         opened = open_model(model)
+        head_dim = opened.weights.config.head_dim
+        if head_dim < 16 or head_dim & (head_dim - 1):
+            raise ModelRejected(
+                f"{opened.path}: head_dim {head_dim} is not a power of two of at least 16, "
+                "which the CUDA kernels need"
+            )
         positions = min(
             opened.weights.config.context_tokens,
             context_tokens or opened.weights.config.context_tokens,

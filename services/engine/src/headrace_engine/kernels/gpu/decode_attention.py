@@ -86,13 +86,17 @@ def _decode_attention(
         place = (start % BLOCK_TOKENS + steps)[:, None] * HEAD_DIM + lanes[None, :]
         keys = region + block + head_offset
         key = tl.load(keys + place, inside[:, None], 0.0)
-        score = tl.where(inside[:, None], tl.dot(key, query) * scale, float("-inf"))
+        score = tl.where(
+            inside[:, None], tl.dot(key, query, input_precision="ieee") * scale, float("-inf")
+        )
         value = tl.load(keys + value_offset + place, inside[:, None], 0.0)
         top = tl.maximum(highest, tl.max(score, 0))
         shrink = tl.exp2(highest - top)
         share_of = tl.exp2(score - top[None, :])
         mass = mass * shrink + tl.sum(share_of, 0)
-        total = total * shrink[None, :] + tl.dot(tl.trans(value), share_of.to(value.dtype))
+        total = total * shrink[None, :] + tl.dot(
+            tl.trans(value), share_of.to(value.dtype), input_precision="ieee"
+        )
         highest = top
     if SPLITS == 1:
         place = out + token * (HEADS * HEAD_DIM) + heads[None, :] * HEAD_DIM + lanes[:, None]

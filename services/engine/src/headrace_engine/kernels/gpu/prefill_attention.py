@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, OPTIONS
+from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, OPTIONS, power_of_two
 
 _LOG2_E = 1.4426950408889634
 _ROWS = 128
@@ -35,6 +35,7 @@ def _prefill_attention(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    PADDED: tl.constexpr,
     TOKENS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
@@ -51,22 +52,22 @@ def _prefill_attention(
     slot = tl.load(slots + token).to(tl.int64)
     begin = tl.load(positions + token)
 
-    # Row r is token r // GROUP, head r % GROUP: a key read once serves the whole group.
-    rows = tl.arange(0, TOKENS * GROUP)
-    member = rows // GROUP
-    heads = kv_head * GROUP + rows % GROUP
+    # Row r is token r // PADDED, head r % PADDED: a key read once serves the whole group.
+    rows = tl.arange(0, TOKENS * PADDED)
+    member = rows // PADDED
+    heads = kv_head * GROUP + rows % PADDED
     lanes = tl.arange(0, HEAD_DIM)
     steps = tl.arange(0, TILE)
     width = (HEADS + 2 * KV_HEADS) * HEAD_DIM
-    real = member < count
+    real = (member < count) & (rows % PADDED < GROUP)
     query = tl.load(
         qkv + (token + member)[:, None] * width + heads[:, None] * HEAD_DIM + lanes[None, :],
         real[:, None],
         0.0,
     )
-    highest = tl.full([TOKENS * GROUP], float("-inf"), tl.float32)
-    mass = tl.zeros([TOKENS * GROUP], tl.float32)
-    total = tl.zeros([TOKENS * GROUP, HEAD_DIM], tl.float32)
+    highest = tl.full([TOKENS * PADDED], float("-inf"), tl.float32)
+    mass = tl.zeros([TOKENS * PADDED], tl.float32)
+    total = tl.zeros([TOKENS * PADDED, HEAD_DIM], tl.float32)
     head_offset = layer_offset + kv_head.to(tl.int64) * (BLOCK_TOKENS * HEAD_DIM)
     value_offset = KV_HEADS * BLOCK_TOKENS * HEAD_DIM
     # Every query of the program sees all keys before ``begin``: those tiles need no mask.
@@ -75,13 +76,15 @@ def _prefill_attention(
         block = tl.load(table + slot * table_width + start // BLOCK_TOKENS)
         place = (start % BLOCK_TOKENS + steps)[:, None] * HEAD_DIM + lanes[None, :]
         keys = region + block + head_offset
-        score = tl.dot(query, tl.trans(tl.load(keys + place))) * scale
+        score = tl.dot(query, tl.trans(tl.load(keys + place)), input_precision="ieee") * scale
         top = tl.maximum(highest, tl.max(score, 1))
         shrink = tl.exp2(highest - top)
         share = tl.exp2(score - top[:, None])
         mass = mass * shrink + tl.sum(share, 1)
         value = tl.load(keys + value_offset + place)
-        total = total * shrink[:, None] + tl.dot(share.to(value.dtype), value)
+        total = total * shrink[:, None] + tl.dot(
+            share.to(value.dtype), value, input_precision="ieee"
+        )
         highest = top
     end = begin + count
     for start in range(open_end, end, TILE):
@@ -89,7 +92,12 @@ def _prefill_attention(
         inside = start + steps < end
         place = (start % BLOCK_TOKENS + steps)[:, None] * HEAD_DIM + lanes[None, :]
         keys = region + block + head_offset
-        score = tl.dot(query, tl.trans(tl.load(keys + place, inside[:, None], 0.0))) * scale
+        score = (
+            tl.dot(
+                query, tl.trans(tl.load(keys + place, inside[:, None], 0.0)), input_precision="ieee"
+            )
+            * scale
+        )
         seen = (start + steps)[None, :] <= (begin + member)[:, None]
         score = tl.where(seen & inside[None, :], score, float("-inf"))
         top = tl.maximum(highest, tl.max(score, 1))
@@ -99,7 +107,9 @@ def _prefill_attention(
         share = tl.exp2(score - safe[:, None])
         mass = mass * shrink + tl.sum(share, 1)
         value = tl.load(keys + value_offset + place, inside[:, None], 0.0)
-        total = total * shrink[:, None] + tl.dot(share.to(value.dtype), value)
+        total = total * shrink[:, None] + tl.dot(
+            share.to(value.dtype), value, input_precision="ieee"
+        )
         highest = top
     place = (token + member)[:, None] * (HEADS * HEAD_DIM) + heads[:, None] * HEAD_DIM
     result = (total / mass[:, None]).to(out.dtype.element_ty)
@@ -108,7 +118,7 @@ def _prefill_attention(
 
 def tile_tokens(heads: int, kv_heads: int) -> int:
     """Tokens of one query tile."""
-    return max(1, _ROWS // (heads // kv_heads))
+    return max(1, _ROWS // power_of_two(heads // kv_heads))
 
 
 def prefill_attention(
@@ -128,7 +138,6 @@ def prefill_attention(
 ) -> None:
     """Attention of every token in ``tiles``; KV of the whole batch is written already."""
     group = heads // kv_heads
-    assert group & (group - 1) == 0, "heads a key head serves must be a power of two"
     _prefill_attention[(tiles.shape[0], kv_heads)](
         qkv,
         tiles,
@@ -143,6 +152,7 @@ def prefill_attention(
         HEADS=heads,
         KV_HEADS=kv_heads,
         GROUP=group,
+        PADDED=power_of_two(group),
         TOKENS=tile_tokens(heads, kv_heads),
         HEAD_DIM=head_dim,
         BLOCK_TOKENS=block_tokens,

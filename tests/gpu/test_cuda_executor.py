@@ -1,0 +1,173 @@
+"""The CUDA executor does what the CPU executor does, batch by batch; on a GPU, or interpreted.
+
+Interpreted it runs without graphs and in float32; everything else is the same code.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from headrace_engine.errors import ModelRejected
+from headrace_engine.executor.cpu import CpuExecutor
+from headrace_engine.executor.cuda import CudaExecutor
+from headrace_engine.state.batch import BatchOutput, ResolvedCopy
+from support.decoding import Driver, Run
+from support.gpu import DEVICE, ON_GPU
+from support.models import save, tiny_model
+
+pytestmark = pytest.mark.torch
+
+PROMPTS = [list(range(40, 77)), [5, 9, 2, 300, 17], [i * 7 % 331 for i in range(16)]]
+SAMPLING: list[dict[str, Any]] = [
+    {"logprobs": 3},
+    {"temperature": 1.0, "seed": 5, "top_p": 0.9},
+    {
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.1,
+        "bias_ids": (3, 8),
+        "bias_values": (2.0, -1.0),
+        "min_new_tokens": 3,
+        "stop_token_ids": frozenset([3, 7]),
+    },
+]
+
+
+@pytest.fixture(
+    scope="module", params=["llama", "qwen2", "qwen3"] if ON_GPU else ["qwen2", "qwen3"]
+)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    family = str(request.param)
+    place = tmp_path_factory.mktemp(family)
+    return save(tiny_model(family, num_hidden_layers=2), place)
+
+
+def cuda(folder: Path, dtype: torch.dtype = torch.float32) -> Driver:
+    executor = CudaExecutor.load(str(folder), device=DEVICE, dtype=dtype)
+    return Driver(executor, slots=4, batch_tokens=128, sequence_tokens=128, pool_blocks=40)
+
+
+def cpu(folder: Path) -> Driver:
+    executor = CpuExecutor.load(str(folder), kernels="torch")
+    return Driver(executor, slots=4, batch_tokens=128, sequence_tokens=128, pool_blocks=40)
+
+
+def scenario(driver: Driver) -> tuple[list[list[int]], BatchOutput]:
+    """Prefill beside a chunk, a mixed batch, then decode steps in another order of rows."""
+    starts = [driver.start(s, PROMPTS[s], **SAMPLING[s]) for s in range(3)]
+    out: list[list[int]] = [[], [], []]
+
+    def step(rows: list[Run]) -> BatchOutput:
+        output = driver.run(rows)
+        assert not output.failed.any()
+        slots = [row.slot for row in rows if row.index is not None]
+        for slot, token in zip(slots, output.tokens.tolist(), strict=True):
+            out[slot].append(token)
+        return output
+
+    step(
+        [
+            Run(1, 0, PROMPTS[1], 0, starts[1]),
+            Run(2, 0, PROMPTS[2], 0, starts[2]),
+            Run(0, 0, PROMPTS[0][:20], None, starts[0]),
+        ]
+    )
+    mixed = step([Run(1, 5, None, 1), Run(2, 16, None, 1), Run(0, 20, PROMPTS[0][20:], 0)])
+    for index in range(1, 4):
+        order = [(2, 16), (0, 36), (1, 5)]
+        step([Run(slot, base + index, None, len(out[slot])) for slot, base in order])
+    return out, mixed
+
+
+def test_tokens_and_logprobs_are_those_of_the_cpu(folder: Path) -> None:
+    ours, theirs = cuda(folder), cpu(folder)
+    tokens, output = scenario(ours)
+    expected, reference = scenario(theirs)
+    assert tokens == expected
+    assert output.top_ids is not None
+    assert reference.top_ids is not None
+    assert output.chosen_logprobs is not None
+    assert reference.chosen_logprobs is not None
+    np.testing.assert_array_equal(output.top_ids[2], reference.top_ids[2])
+    np.testing.assert_allclose(
+        output.chosen_logprobs[2], reference.chosen_logprobs[2], atol=1e-3 if ON_GPU else 1e-5
+    )
+    ours.executor.close()
+    theirs.executor.close()
+
+
+def test_a_shared_prefix_is_read_and_not_written(tmp_path: Path) -> None:
+    driver = cuda(save(tiny_model("llama", num_hidden_layers=1), tmp_path))
+    prompt = PROMPTS[0]
+    alone = driver.run([Run(0, 0, prompt, 0, driver.start(0, prompt))])
+    driver.tables[1] = driver.tables[0][:2]
+    start = driver.start(1, prompt)
+    shared = driver.run([Run(1, 32, prompt[32:], 0, start, store_from=32)])
+    assert shared.tokens.tolist() == alone.tokens.tolist()
+    again = driver.run([Run(2, 0, prompt, 0, driver.start(2, prompt))])
+    assert again.tokens.tolist() == alone.tokens.tolist()
+    driver.executor.close()
+
+
+def test_copies_move_whole_blocks_before_and_after_the_step(tmp_path: Path) -> None:
+    driver = cuda(save(tiny_model("llama", num_hidden_layers=1), tmp_path))
+    prompt = PROMPTS[2]
+    expected = driver.run([Run(0, 0, prompt, 0, driver.start(0, prompt))]).tokens.tolist()
+    size = driver.block_bytes
+    first, spare = driver.tables[0][0], 3
+    while spare in driver.tables[0]:
+        spare += 1
+    driver.run(
+        [Run(1, 0, [9], 0, driver.start(1, [9]))],
+        publishes=[ResolvedCopy(first * size, spare * size, size)],
+    )
+    driver.tables[2] = [spare]
+    copied = driver.run([Run(2, 15, prompt[15:], 0, driver.start(2, prompt), store_from=15)])
+    assert copied.tokens.tolist() == expected
+    driver.executor.close()
+
+
+def test_head_sizes_that_the_kernels_cannot_do_are_refused_by_name(tmp_path: Path) -> None:
+    folder = save(tiny_model("llama", num_hidden_layers=1, head_dim=24), tmp_path)
+    with pytest.raises(ModelRejected, match="head_dim 24"):
+        CudaExecutor.load(str(folder), device=DEVICE)
+
+
+@pytest.mark.skipif(ON_GPU, reason="this machine has a GPU")
+def test_a_machine_without_a_device_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ModelRejected, match="no CUDA device"):
+        CudaExecutor.load(str(tmp_path))
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
+def test_bfloat16_stays_near_float32_when_teacher_forced(tmp_path: Path) -> None:
+    folder = save(tiny_model("qwen3"), tmp_path)
+    wide, narrow = cuda(folder), cuda(folder, torch.bfloat16)
+    prompt = PROMPTS[0]
+    for driver in (wide, narrow):
+        driver.start(0, prompt)
+    a = wide.run([Run(0, 0, prompt, 0, wide.start(0, prompt, logprobs=5))])
+    b = narrow.run([Run(0, 0, prompt, 0, narrow.start(0, prompt, logprobs=5))])
+    assert a.top_logprobs is not None
+    assert b.top_logprobs is not None
+    np.testing.assert_allclose(a.top_logprobs[0], b.top_logprobs[0], atol=0.15)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
+def test_a_step_neither_synchronizes_nor_allocates(tmp_path: Path) -> None:
+    driver = cuda(save(tiny_model("llama"), tmp_path), torch.bfloat16)
+    scenario(driver)
+    rows = [Run(1, 20, None, 9), Run(0, 50, None, 9)]
+    batch = driver.batch(rows)
+    before = torch.cuda.memory_reserved()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        driver.executor.submit(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    driver.executor.collect(batch)
+    assert torch.cuda.memory_reserved() == before
