@@ -183,11 +183,15 @@ class CudaExecutor:
         batch.output = output
 
     def close(self) -> None:
-        """See Executor."""
+        """See Executor. Frees everything that ``start`` made; the weights go with the object."""
         if self._on_gpu:
             torch.cuda.synchronize(self._device)
         self._graphs.clear()
         self._running.clear()
+        for name in ("_decoder", "_sampler", "_phases", "_table", "_region", "_inbox"):
+            self.__dict__.pop(name, None)
+        if self._on_gpu:
+            torch.cuda.empty_cache()
 
     def _submit(self, batch: BatchData) -> None:
         phase = self._phases[batch.phase]
