@@ -15,7 +15,7 @@ from typing import Final, cast
 
 import httpx
 import numpy as np
-from headrace_engine.app import Core, build_core
+from headrace_engine.core import Core, build_core
 from headrace_engine.errors import ModelRejected
 from headrace_engine.loading import load_model
 from headrace_engine.settings import EngineSettings

@@ -13,7 +13,6 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -30,17 +29,14 @@ from headrace_transport.errors import ServerUnsuitable, TransportUnavailable
 from headrace_transport.interface import EngineInfo, EngineWire
 from headrace_transport.options import WireOptions
 
+from headrace_engine.core import Core, build_core
 from headrace_engine.errors import EngineFailed, ModelRejected
-from headrace_engine.executor.thread import ExecutorThread
 from headrace_engine.intake.admin import AdminServer, build_admin
-from headrace_engine.intake.gateway import EngineGateway
 from headrace_engine.intake.link import Link
 from headrace_engine.intake.publisher import pump
 from headrace_engine.intake.service import Intake, IntakeSettings
 from headrace_engine.intake.validate import Bounds
-from headrace_engine.loading import LoadedModel, fit, load_model, name_of, percent_log, publish_card
-from headrace_engine.loop.thread import EngineLoop, executor_limits
-from headrace_engine.scheduler.settings import SchedulerSettings
+from headrace_engine.loading import LoadedModel, load_model, name_of, percent_log, publish_card
 from headrace_engine.settings import EngineSecrets, EngineSettings, check_settings
 from headrace_engine.state.outputs import PassOutputs
 from headrace_engine.threads import Stopped, beside, in_thread, leave_if_busy, unless_stopped
@@ -75,31 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = runner.run(EngineProcess(settings, hidden).run())
     leave_if_busy(code)
     return code
-
-
-@dataclass(frozen=True, slots=True)
-class Core:
-    """The engine below intake, built and not yet running."""
-
-    model: LoadedModel
-    settings: SchedulerSettings
-    door: EngineGateway
-    executor: ExecutorThread
-    loop: EngineLoop
-
-
-def build_core(settings: EngineSettings, model: LoadedModel, clock: Clock) -> Core:
-    """Sizes and builds everything below intake, and starts the executor thread.
-
-    Raises ``ModelRejected`` where the settings do not fit the model.
-    """
-    numbers = fit(settings, model.executor)
-    limits = executor_limits(numbers, model.executor.block_bytes(numbers.block_tokens))
-    door = EngineGateway(clock)
-    executor = ExecutorThread(model.executor, limits)
-    executor.start()
-    loop = EngineLoop(door, executor, numbers, clock, model.executor.shape)
-    return Core(model, numbers, door, executor, loop)
 
 
 class EngineProcess:

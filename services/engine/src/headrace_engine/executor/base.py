@@ -72,5 +72,8 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Frees the device. Called once, also after an error."""
+        """Frees what ``start`` allocated, also after an error. ``start`` may follow.
+
+        Weights go with the object: an engine that sleeps keeps it, or lets go of it.
+        """
         ...

@@ -151,6 +151,9 @@ class CpuExecutor:
         """See Executor."""
         self._decoder.close()
         self._done.clear()
+        self._region = np.zeros(0, np.uint8)
+        self._sampler = Sampler(0, self._config.vocabulary, self._sampling)
+        self._table = BlockTable(0, 1, 1)
 
     def _layout(self, block_tokens: int) -> CacheLayout:
         config = self._config

@@ -96,7 +96,8 @@ class EchoExecutor:
         batch.output = output
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Forgets the slots; there is no memory to free."""
+        self._slots.clear()
 
     def _token(self, start: SlotStart, index: int) -> int:
         sampling = start.sampling

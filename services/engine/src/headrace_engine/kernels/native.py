@@ -104,16 +104,17 @@ class NativeLibrary:
         self.calls = library
         self.dots_bf16 = bool(library.hr_dots_bf16())
         """Whether bf16 weights are multiplied by bf16 inputs, in the processor's own unit."""
-        self._pool: int | None = library.hr_pool_create(threads)
+        self._pool: int | None = None
 
     @property
     def pool(self) -> int:
-        """Handle of the threads."""
-        assert self._pool is not None, "the library was closed"
+        """Handle of the threads, which begin when it is first asked for."""
+        if self._pool is None:
+            self._pool = int(self.calls.hr_pool_create(self.threads))
         return self._pool
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Ends the threads. Whoever asks for the pool again begins new ones."""
         if self._pool is not None:
             self.calls.hr_pool_destroy(self._pool)
             self._pool = None

@@ -117,5 +117,8 @@ class Decoder(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends its threads and frees what it holds."""
+        """Ends its threads and frees what ``start`` made; ``start`` may follow.
+
+        Weights go with the object.
+        """
         ...

@@ -62,7 +62,7 @@ class NativeDecoder:
         self._output = self._embedding if tied else self._linear(weights.output)
         self._final_norm = weights.final_norm
         self._layers = [_NativeLayer(self, layer) for layer in weights.layers]
-        self._decoder: int | None = self._create()
+        self._decoder: int | None = None
 
     def describe(self) -> dict[str, str | int]:
         """See Decoder."""
@@ -79,6 +79,8 @@ class NativeDecoder:
             raise ValueError(
                 f"block_tokens is {layout.block_tokens}; native kernels need a multiple of {LANES}"
             )
+        self._free()
+        self._decoder = self._create()
         self._region = region
         frequencies = rope_frequencies(self._config, self._rope_factors)
         self._rope = rope_table(frequencies, limits.positions)
@@ -125,9 +127,7 @@ class NativeDecoder:
 
     def close(self) -> None:
         """See Decoder."""
-        if self._decoder is not None:
-            self._library.calls.hr_decoder_destroy(self._decoder)
-            self._decoder = None
+        self._free()
         self._library.close()
 
     def linear(self, matrix: Matrix) -> PackedLinear:
@@ -147,8 +147,15 @@ class NativeDecoder:
 
     @property
     def _handle(self) -> int:
-        assert self._decoder is not None, "the decoder was closed"
+        assert self._decoder is not None, "the decoder is not started"
         return self._decoder
+
+    def _free(self) -> None:
+        if self._decoder is not None:
+            self._library.calls.hr_decoder_destroy(self._decoder)
+            self._decoder = None
+        self._region = np.zeros(0, np.uint8)
+        self._rope = self._logits = np.zeros((0, 0), np.float32)
 
     def _create(self) -> int:
         config = self._config

@@ -76,7 +76,7 @@ class TorchDecoder:
 
     def close(self) -> None:
         """See Decoder."""
-        self._layers = []
+        self._region = self._rope = torch.empty(0)
 
     def matrix(self, matrix: Matrix) -> Tensor:
         """For the layers: the matrix as torch holds it."""
