@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from headrace_cli.local_key import usable_key
+from headrace_cli.local_key import KeyKeeper, usable_key
 from headrace_gateway.auth.keys import KeyStore
 from headrace_gateway.auth.tokens import parse_token
 from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
@@ -63,3 +63,25 @@ async def test_a_given_key_goes_before_the_stored_one() -> None:
     assert await usable_key(keys, PEPPER, own, made) == own
     with pytest.raises(ValueError, match="characters"):
         await usable_key(keys, PEPPER, "short", made)
+
+
+async def test_keys_that_the_server_lost_come_back_as_they_were() -> None:
+    clock = FakeClock()
+    broker = MemoryBroker(clock=clock)
+    wire = MemoryGatewayWire(broker)
+    keys = KeyStore(wire, PEPPER, clock)
+    made = await usable_key(keys, PEPPER, None, None)
+    _, gone = await keys.create(name="revoked")
+    keeper = KeyKeeper(wire)
+    assert await keeper.look() == 0
+    await keys.revoke(gone.public_id)
+    assert await keeper.look() == 0
+    known = {key.public_id: key for key in await keys.list()}
+
+    broker.flush()
+    assert await wire.api_keys() == []
+    assert await keeper.look() == 2
+    assert {key.public_id: key for key in await keys.list()} == known
+    assert known[gone.public_id].revoked_ms is not None
+    assert known[public_id(made)].revoked_ms is None
+    assert await keeper.look() == 0

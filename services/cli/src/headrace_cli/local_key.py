@@ -1,11 +1,13 @@
-"""The API key of the local stack: the one asked for, the one stored, or a new one."""
+"""API keys of the local stack: the one that it prints, and all of them when the server lost them."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from headrace_gateway.auth.keys import KeyStore
 from headrace_gateway.auth.tokens import parse_token
+from headrace_transport.interface import ApiKey
 
 KEY_NAME: Final = "local stack"
 SCOPES: Final = ("inference", "admin")
@@ -29,3 +31,30 @@ async def usable_key(keys: KeyStore, pepper: bytes, given: str | None, stored: s
             return stored
     text, _ = await keys.create(name=KEY_NAME, scopes=SCOPES)
     return text
+
+
+class KeyWire(Protocol):
+    """The part of the wire that holds keys."""
+
+    async def api_keys(self) -> Sequence[ApiKey]: ...
+
+    async def put_api_key(self, key: ApiKey) -> None: ...
+
+
+class KeyKeeper:
+    """Puts keys back that the server has lost. Keys are revoked, never deleted, so none that is
+    missing is missing on purpose; each comes back as it was last seen, the revoked ones revoked.
+    """
+
+    def __init__(self, wire: KeyWire) -> None:
+        self._wire = wire
+        self._seen: dict[str, ApiKey] = {}
+
+    async def look(self) -> int:
+        """Looks once; how many keys were put back. Raises ``TransportUnavailable``."""
+        there = {key.public_id: key for key in await self._wire.api_keys()}
+        self._seen |= there
+        missing = [key for name, key in self._seen.items() if name not in there]
+        for key in missing:
+            await self._wire.put_api_key(key)
+        return len(missing)

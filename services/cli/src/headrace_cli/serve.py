@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import AsyncExitStack
 from typing import Final, cast
 
 import httpx
@@ -18,7 +19,7 @@ from headrace_transport.errors import TransportError
 
 from headrace_cli import ports
 from headrace_cli.errors import CommandFailed
-from headrace_cli.local_key import usable_key
+from headrace_cli.local_key import KeyKeeper, usable_key
 from headrace_cli.output import Console
 from headrace_cli.processes import Processes, ServeOptions
 from headrace_cli.state import RunningStack, StateDir
@@ -27,6 +28,8 @@ from headrace_cli.supervisor import SupervisionFailed, Supervisor
 READY_POLL_S: Final = 0.05
 READY_WITHIN_S: Final = 120.0
 """From all processes up to the first request that can be served."""
+KEYS_POLL_S: Final = 2.0
+"""A server that came back empty has the keys again within this time."""
 
 
 def serve(options: ServeOptions, state: StateDir) -> None:
@@ -68,25 +71,38 @@ class _Stack:
             redis_port=ports.free()[0],
         )
         self._key = ""
+        self._key_known = asyncio.Event()
 
     async def run(self) -> None:
         stop, kill = asyncio.Event(), asyncio.Event()
         _on_signals(stop, kill, self._console)
         self._console.note(f"state in {self._state.path}, logs in {self._state.logs}")
-        made = self._processes
-        try:
-            await Supervisor(self._console).run(
-                [[made.valkey()], [made.engine(), *made.gateways()]],
-                stop=stop,
-                kill=kill,
-                after={"valkey": self._ensure_key},
-                on_ready=self._ready,
-            )
-        except SupervisionFailed as error:
+        failure = await self._supervise(stop, kill)
+        if failure is not None:
             raise CommandFailed(
-                f"The stack stopped: {error}.", hint="`headrace doctor` looks for causes."
-            ) from error
+                f"The stack stopped: {failure}.", hint="`headrace doctor` looks for causes."
+            ) from failure
         self._console.say("stopped")
+
+    async def _supervise(
+        self, stop: asyncio.Event, kill: asyncio.Event
+    ) -> SupervisionFailed | None:
+        made = self._processes
+        async with asyncio.TaskGroup() as group:
+            keeper = group.create_task(self._keep_keys(), name="keys")
+            try:
+                await Supervisor(self._console).run(
+                    [[made.valkey()], [made.engine(), *made.gateways()]],
+                    stop=stop,
+                    kill=kill,
+                    after={"valkey": self._ensure_key},
+                    on_ready=self._ready,
+                )
+            except SupervisionFailed as error:
+                return error
+            finally:
+                keeper.cancel()
+        return None
 
     async def _ensure_key(self) -> None:
         stored = self._state.read(self._state.key_file.name)
@@ -104,6 +120,25 @@ class _Stack:
             raise SupervisionFailed(f"--api-key: {error}") from error
         if self._key != stored:
             self._state.write(self._state.key_file.name, self._key)
+        self._key_known.set()
+
+    async def _keep_keys(self) -> None:
+        """Puts keys back when the server lost them; runs until cancelled."""
+        await self._key_known.wait()
+        made = self._processes
+        keeper: KeyKeeper | None = None
+        async with AsyncExitStack() as wires:
+            while True:
+                try:
+                    if keeper is None:
+                        wire = await connect_gateway(made.redis_url, password=made.redis_password)
+                        wires.push_async_callback(wire.close)
+                        keeper = KeyKeeper(wire)
+                    if restored := await keeper.look():
+                        self._console.note(f"API keys put back that the server lost: {restored}")
+                except TransportError:
+                    pass  # it restarts; what it lost is seen at the next look
+                await asyncio.sleep(KEYS_POLL_S)
 
     async def _ready(self) -> None:
         """Waits until requests can be served, then says so."""

@@ -138,6 +138,45 @@ async def test_without_the_server_nobody_gets_in_on_an_old_word(door: Door) -> N
         await door.auth.token(token.encode())
 
 
+async def test_a_key_that_the_server_lost_is_worth_another_try_for_a_while(door: Door) -> None:
+    token, key = await door.keys.create(name="a")
+    await door.auth.token(token.encode())
+    kept = await door.keys.export()
+    door.broker.flush()
+    door.clock.advance(3.0)
+    with pytest.raises(BackendUnavailable, match="lost"):
+        await door.auth.token(token.encode())
+    await door.keys.load(kept)
+    door.clock.advance(0.25)  # an absence is not remembered for long
+    assert (await door.auth.token(token.encode())).key_id == key.public_id
+
+    door.broker.flush()
+    door.clock.advance(3.0)
+    with pytest.raises(BackendUnavailable):
+        await door.auth.token(token.encode())
+    door.clock.advance(60.0)
+    with pytest.raises(InvalidApiKey):
+        await door.auth.token(token.encode())
+
+
+async def test_a_lost_key_helps_neither_a_guesser_nor_one_whose_key_was_revoked(door: Door) -> None:
+    token, key = await door.keys.create(name="a")
+    await door.auth.token(token.encode())
+    await door.keys.revoke(key.public_id)
+    door.clock.advance(3.0)
+    with pytest.raises(InvalidApiKey, match="revoked"):
+        await door.auth.token(token.encode())
+    chosen = await door.keys.adopt("sk-mine-and-nobody-else-s", name="b")
+    await door.auth.token(b"sk-mine-and-nobody-else-s")
+    door.broker.flush()
+    door.clock.advance(3.0)
+    with pytest.raises(InvalidApiKey, match="revoked"):
+        await door.auth.token(token.encode())
+    for wrong in (b"sk-mine-and-nobody-else-t", chosen.public_id.encode()):
+        with pytest.raises(InvalidApiKey, match="not valid"):
+            await door.auth.token(wrong)
+
+
 async def test_a_scope_that_is_not_written_into_the_key_is_denied(door: Door) -> None:
     token, _ = await door.keys.create(name="a")
     caller = await door.auth.token(token.encode())

@@ -17,7 +17,13 @@ from headrace_transport.errors import RecordRejected
 from headrace_transport.interface import ApiKey, GatewayWire
 
 from headrace_gateway.auth import tokens
-from headrace_gateway.errors import InvalidApiKey, PermissionDenied, transport_errors
+from headrace_gateway.errors import (
+    BACKEND_RETRY_S,
+    BackendUnavailable,
+    InvalidApiKey,
+    PermissionDenied,
+    transport_errors,
+)
 from headrace_gateway.inference.calls import Caller
 
 Scope = Literal["inference", "admin"]
@@ -29,6 +35,10 @@ WRONG_KEY: Final = "The API key is not valid."
 BEARER: Final = b"bearer"
 NO_DIGEST: Final = bytes(32)
 CACHE_ENTRIES: Final = 10_000
+UNKNOWN_CACHE_S: Final = 0.25
+"""How long an id that the server does not know is not asked for again."""
+LOST_KEY_S: Final = 60.0
+"""How long a key that vanished is taken for one that the server lost: keys are never deleted."""
 EXPORT_VERSION: Final = 1
 
 
@@ -39,6 +49,10 @@ class _Known:
     key: ApiKey | None
     read_at: float
     """Monotonic seconds."""
+    lost: ApiKey | None = None
+    """What an absent key was when it was last there."""
+    lost_at: float = 0.0
+    """When its absence was first seen, monotonic seconds."""
 
 
 class Authenticator:
@@ -72,18 +86,25 @@ class Authenticator:
         parts = tokens.parse_token(token, self._pepper)
         if parts is None:
             raise InvalidApiKey(WRONG_KEY)
-        key = await self._key(parts.public_id)
+        known = await self._read(parts.public_id)
+        key = known.key
+        on_record = key or known.lost
         # An unknown id costs the same work as a wrong secret, and is answered alike.
         proved = hmac.compare_digest(
-            tokens.digest(parts, self._pepper), NO_DIGEST if key is None else key.digest
+            tokens.digest(parts, self._pepper), NO_DIGEST if on_record is None else on_record.digest
         )
-        if key is None or not proved:
+        if on_record is None or not proved:
             raise InvalidApiKey(WRONG_KEY)
         now_ms = self._clock.wall_ms()
-        if key.revoked_ms is not None and key.revoked_ms <= now_ms:
+        if on_record.revoked_ms is not None and on_record.revoked_ms <= now_ms:
             raise InvalidApiKey("The API key was revoked.")
-        if key.expires_ms is not None and key.expires_ms <= now_ms:
+        if on_record.expires_ms is not None and on_record.expires_ms <= now_ms:
             raise InvalidApiKey("The API key has expired.")
+        if key is None:  # nobody gets in on an old word, but this is not the caller's fault
+            raise BackendUnavailable(
+                "The server has lost its API keys; they may come back.",
+                retry_after_s=BACKEND_RETRY_S,
+            )
         return Caller(
             key_id=key.public_id,
             tenant=key.tenant,
@@ -98,18 +119,27 @@ class Authenticator:
         if scope not in caller.scopes:
             raise PermissionDenied(f"This key lacks the scope {scope!r}.")
 
-    async def _key(self, public_id: str) -> ApiKey | None:
+    async def _read(self, public_id: str) -> _Known:
         now = self._clock.monotonic()
         known = self._known.get(public_id)
-        if known is not None and now - known.read_at < self._cache_s:
-            return known.key
+        if known is not None and now - known.read_at < (
+            min(self._cache_s, UNKNOWN_CACHE_S) if known.key is None else self._cache_s
+        ):
+            return known
         with transport_errors():
             key = await self._wire.api_key(public_id)
+        if key is not None or known is None:
+            fresh = _Known(key, now)
+        elif known.key is not None:
+            fresh = _Known(None, now, lost=known.key, lost_at=now)
+        else:
+            lost = known.lost if now - known.lost_at < LOST_KEY_S else None
+            fresh = _Known(None, now, lost=lost, lost_at=known.lost_at)
         self._known.pop(public_id, None)
-        self._known[public_id] = _Known(key, now)
+        self._known[public_id] = fresh
         if len(self._known) > CACHE_ENTRIES:  # somebody tries keys: forget the oldest
             del self._known[next(iter(self._known))]
-        return key
+        return fresh
 
 
 class KeyStore:
