@@ -15,7 +15,7 @@ export DO_NOT_TRACK := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup serve gen gen-check lock fmt lint types arch rules smoke test test-unit \
-	test-shared test-integration test-e2e test-chaos test-pythons bench check clean reset
+	test-shared test-integration test-e2e test-chaos test-gpu test-pythons bench check clean reset
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ test-e2e: setup ## the served stack, with the clients people use
 
 test-chaos: setup ## kills, stalls and restarts
 	$(PYTEST) tests/chaos -q
+
+test-gpu: setup ## the CUDA executor and its kernels; needs one NVIDIA GPU
+	$(PYTEST) tests/gpu tests/unit/headrace_engine/kernels/gpu -q
 
 test-pythons: setup ## everything without torch on the other supported Pythons
 	@for version in $(PYTHONS); do \
