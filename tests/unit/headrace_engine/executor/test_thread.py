@@ -1,15 +1,21 @@
-"""ExecutorThread: in order, on one thread, and an error is a batch's, never a dead thread."""
+"""ExecutorThread: in order, never dry, and an error is a batch's, never a dead thread."""
 
 from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 from headrace_engine.executor.base import ExecutorLimits, ModelShape
 from headrace_engine.executor.echo import EchoExecutor
 from headrace_engine.executor.thread import ExecutorThread
+from headrace_engine.intake.gateway import EngineGateway
+from headrace_engine.loop.thread import EngineLoop, executor_limits
 from headrace_engine.state.batch import BatchData
+from headrace_engine.state.request import Request, RequestHandle, Sampling
+from headrace_kit.clock import SystemClock
 from support.batch import decode_batch, limits
+from support.engine import small_settings
 
 
 class Recorder(EchoExecutor):
@@ -19,12 +25,14 @@ class Recorder(EchoExecutor):
         super().__init__(100)
         self.calls: list[str] = []
         self.threads: set[int] = set()
+        """That did anything but collect."""
+        self.collectors: set[int] = set()
         self._break_at = break_at
         self._break_pass = break_pass
 
     def _note(self, call: str, pass_id: int) -> None:
         self.calls.append(f"{call} {pass_id}")
-        self.threads.add(threading.get_ident())
+        (self.collectors if call == "collect" else self.threads).add(threading.get_ident())
         if call == self._break_at and pass_id == self._break_pass:
             raise RuntimeError(f"{call} broke")
 
@@ -45,7 +53,7 @@ class Recorder(EchoExecutor):
 @pytest.mark.rule("executor.in-order")
 @pytest.mark.rule("batch.one-holder")
 @pytest.mark.parametrize("phases", [1, 2])
-def test_batches_come_back_in_order_from_one_other_thread(phases: int) -> None:
+def test_batches_come_back_in_order_from_other_threads(phases: int) -> None:
     executor = Recorder()
     runner = ExecutorThread(executor, limits(phases=phases))
     runner.start()
@@ -64,12 +72,110 @@ def test_batches_come_back_in_order_from_one_other_thread(phases: int) -> None:
         assert batch.error is None
     runner.close()
     assert len(executor.threads) == 1
-    assert threading.get_ident() not in executor.threads
+    assert len(executor.collectors) == 1
+    assert (executor.threads == executor.collectors) == (phases == 1)
+    assert threading.get_ident() not in executor.threads | executor.collectors
     for call in ("submit", "collect"):
         assert [c for c in executor.calls if c.startswith(call)] == [
             f"{call} {i}" for i in range(1, 20)
         ]
     assert executor.calls[-1] == "close 0"
+
+
+class Device(Recorder):
+    """Runs beside the host: a batch is done when the test says so, or the next one is queued."""
+
+    def __init__(self, passes: int = 0) -> None:
+        """Runs dry after ``passes`` batches, and then only. 0: each batch waits for ``finish``."""
+        super().__init__()
+        self._passes = passes
+        self.finish = threading.Semaphore(0)
+        self.queued = threading.Semaphore(0)
+        self.waiting = threading.Semaphore(0)
+        """Released when a ``collect`` begins."""
+        self.dry: list[int] = []
+        """Passes at whose end nothing was queued."""
+
+    def submit(self, batch: BatchData) -> None:
+        super().submit(batch)
+        self.queued.release()
+
+    def collect(self, batch: BatchData) -> None:
+        self.waiting.release()
+        if not self._passes:
+            assert self.finish.acquire(timeout=10)
+        elif batch.pass_id < self._passes and not self.dry:
+            if batch.pass_id == 1:
+                self.queued.acquire()
+            if not self.queued.acquire(timeout=10):
+                self.dry.append(batch.pass_id)
+        super().collect(batch)
+
+
+@pytest.mark.rule("executor.never-dry")
+def test_a_batch_is_submitted_while_an_earlier_one_is_awaited() -> None:
+    device = Device()
+    runner = ExecutorThread(device, limits(phases=2))
+    runner.start()
+    first, second = decode_batch(1, first=True), decode_batch(2)
+    runner.submit(first)
+    assert device.queued.acquire(timeout=10)
+    assert device.waiting.acquire(timeout=10)
+    runner.submit(second)
+    assert device.queued.acquire(timeout=10), "the device would have run dry"
+    assert device.calls == ["start 0", "submit 1", "submit 2"]
+    assert runner.take(0) is None
+    device.finish.release()
+    assert runner.take(10) is first
+    device.finish.release()
+    assert runner.take(10) is second
+    runner.close()
+
+
+@pytest.mark.rule("executor.never-dry")
+def test_the_device_always_finds_the_next_batch_queued() -> None:
+    passes = 40
+    settings = small_settings(phases=2, session_tokens=64, audit=False)
+    device = Device(passes)
+    runner = ExecutorThread(device, executor_limits(settings, device.block_bytes(4)))
+    runner.start()
+    door = EngineGateway()
+    loop = EngineLoop(door, runner, settings, SystemClock(), device.shape)
+    door.push(
+        Request(
+            id="r",
+            handle=RequestHandle(1),
+            prompt=np.array([1, 2, 3], np.int32),
+            sampling=Sampling(max_new_tokens=passes),
+        )
+    )
+    door.drain()
+    loop.run()
+    runner.close()
+    assert device.calls.count(f"collect {passes}") == 1
+    assert device.dry == []
+
+
+@pytest.mark.rule("executor.first-error-stays")
+def test_what_was_submitted_before_a_failed_submit_is_still_collected() -> None:
+    class Breaks(Device):
+        def submit(self, batch: BatchData) -> None:
+            super().submit(batch)
+            if batch.pass_id == 2:
+                raise RuntimeError("submit broke")
+
+    device = Breaks()
+    runner = ExecutorThread(device, limits(phases=2))
+    runner.start()
+    runner.submit(decode_batch(1, first=True))
+    assert device.waiting.acquire(timeout=10)
+    runner.submit(decode_batch(2))
+    device.finish.release()
+    first, second = runner.take(10), runner.take(10)
+    assert first is not None
+    assert second is not None
+    assert (first.error, str(second.error)) == (None, "submit broke")
+    runner.close()
 
 
 @pytest.mark.rule("executor.first-error-stays")

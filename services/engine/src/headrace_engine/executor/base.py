@@ -48,7 +48,11 @@ class ExecutorLimits:
 
 
 class Executor(Protocol):
-    """A device. All calls come from the executor thread, except ``shape`` and ``block_bytes``."""
+    """A device. Calls come from the executor thread, and never two at once, with two exceptions.
+
+    ``shape`` and ``block_bytes`` may be asked from anywhere. With two phases ``collect`` comes from
+    a second thread, and ``submit`` of the next batch may come while it waits.
+    """
 
     @property
     def shape(self) -> ModelShape:
@@ -64,7 +68,10 @@ class Executor(Protocol):
         ...
 
     def submit(self, batch: BatchData) -> None:
-        """Queues the batch on the device: restores, forward, sampling, publishes."""
+        """Queues the batch on the device: restores, forward, sampling, publishes.
+
+        Returns when it is queued; a device that has no queue runs it here.
+        """
         ...
 
     def collect(self, batch: BatchData) -> None:

@@ -1,37 +1,44 @@
-"""ExecutorThread: runs an Executor on a thread of its own, batches in order.
+"""ExecutorThread: runs an Executor beside the engine thread, batches in order.
 
-Owner    whoever started it owns the handle; the executor belongs to the thread inside
+Owner    whoever started it owns the handle; the executor belongs to the threads inside
 Writes   ``BatchData.error``, through the executor ``BatchData.output``
-Never    looks at sequences; reorders batches
-Rules    executor.in-order, executor.first-error-stays, batch.one-holder
+Never    looks at sequences; reorders batches; lets a wait for one batch hold up the next
+Rules    executor.in-order, executor.never-dry, executor.first-error-stays, batch.one-holder
 Next     headrace_engine.model.decoder
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 
 from headrace_engine.executor.base import Executor, ExecutorLimits
 from headrace_engine.state.batch import BatchData
-from headrace_engine.state.mailbox import Mailbox
+from headrace_engine.state.mailbox import Mailbox, NewestCell
 
 
 class ExecutorThread:
-    """Two mailboxes and a thread between them.
+    """One thread submits; with two phases a second one collects. Mailboxes stand between them.
 
     ``submit`` gives a batch away; ``take`` brings back the oldest, run or failed. At most
     ``limits.phases`` batches are inside at once, which the caller sees to.
+
+    A wait for batch N must not keep N+1 from the device, which would else stand still between
+    the two; so whoever waits does not submit. With one phase there is no N+1 to hold up, and one
+    thread does both.
     """
 
     def __init__(self, executor: Executor, limits: ExecutorLimits) -> None:
         self._executor = executor
         self.limits = limits
         self._todo: Mailbox[BatchData] = Mailbox()
+        self._submitted: Mailbox[tuple[BatchData, BaseException | None]] = Mailbox()
         self._done: Mailbox[BatchData] = Mailbox()
         self._started: Mailbox[BaseException | None] = Mailbox()
+        self._first_error: NewestCell[BaseException | None] = NewestCell(None)
+        """Of the oldest batch that failed. Written by whoever collects."""
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
+        self._collector = threading.Thread(target=self._collect_all, name="collector", daemon=True)
 
     def start(self) -> None:
         """Starts thread and executor; raises what the executor's ``start`` raised."""
@@ -56,7 +63,7 @@ class ExecutorThread:
             self._thread.join()
 
     def _run(self) -> None:
-        """The thread's top frame: an exception becomes the error of a batch, never a dead thread."""
+        """The submitting thread's top frame: an exception becomes the error of a batch, never a dead thread."""
         try:
             self._executor.start(self.limits)
         except Exception as error:
@@ -65,31 +72,39 @@ class ExecutorThread:
             return
         self._started.put(None)
         try:
-            self._serve()
+            if self.limits.phases == 1:
+                self._submit_all(self._collect)
+            else:
+                self._collector.start()
+                self._submit_all(self._pass_on)
         finally:
+            self._submitted.close()
+            if self._collector.ident is not None:
+                self._collector.join()
             self._executor.close()
             self._done.close()
 
-    def _serve(self) -> None:
-        running: deque[tuple[BatchData, BaseException | None]] = deque()
-        not_submitted: BaseException | None = None
-        not_collected: BaseException | None = None
-        while True:
-            batch = self._todo.take(0 if running else None)
-            if batch is None and not running:
-                return
-            if batch is not None:
-                # What was submitted before an error may still be collected; nothing follows it.
-                not_submitted = (
-                    not_collected or not_submitted or self._try(self._executor.submit, batch)
-                )
-                running.append((batch, not_submitted))
-            if batch is None or len(running) == self.limits.phases:
-                oldest, error = running.popleft()
-                error = error or not_collected or self._try(self._executor.collect, oldest)
-                not_collected = error
-                oldest.error = error
-                self._done.put(oldest)
+    def _submit_all(self, then: Callable[[BatchData, BaseException | None], None]) -> None:
+        error: BaseException | None = None
+        while (batch := self._todo.take()) is not None:
+            # What was submitted before an error may still be collected; nothing follows it.
+            error = self._first_error.get() or error or self._try(self._executor.submit, batch)
+            then(batch, error)
+
+    def _pass_on(self, batch: BatchData, error: BaseException | None) -> None:
+        self._submitted.put((batch, error))
+
+    def _collect_all(self) -> None:
+        while (submitted := self._submitted.take()) is not None:
+            self._collect(*submitted)
+
+    def _collect(self, batch: BatchData, error: BaseException | None) -> None:
+        """Waits for a batch, and hands it out. ``error``: it was not submitted."""
+        error = self._first_error.get() or error or self._try(self._executor.collect, batch)
+        if error is not None:
+            self._first_error.put(error)
+        batch.error = error
+        self._done.put(batch)
 
     @staticmethod
     def _try(call: Callable[[BatchData], None], batch: BatchData) -> BaseException | None:
