@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from headrace_engine.errors import ModelRejected
 from headrace_engine.executor.echo import EchoExecutor
@@ -14,7 +16,7 @@ from headrace_engine.loading import (
     publish_card,
 )
 from headrace_engine.model.loader.tokenizer_files import TokenizerFiles
-from headrace_engine.settings import DEFAULT_MODEL, EngineSettings
+from headrace_engine.settings import DEFAULT_MODEL, EngineSettings, block_tokens
 from headrace_transport.memory import MemoryBroker, MemoryEngineWire
 from structlog.testing import capture_logs
 
@@ -156,3 +158,27 @@ def test_an_echo_engine_brings_the_tokenizer_of_its_model() -> None:
     assert model.tokenizer is not None
     assert "tokenizer.json" in model.tokenizer.files
     assert model.name == "SmolLM2-135M-Instruct"
+
+
+def test_blocks_are_larger_on_a_gpu_unless_they_are_set() -> None:
+    assert block_tokens(EngineSettings()) == 16
+    assert block_tokens(EngineSettings(executor="cuda")) == 64
+    assert block_tokens(EngineSettings(executor="cuda", block_tokens=32)) == 32
+
+
+@pytest.mark.torch
+def test_a_gpu_is_refused_where_there_is_none() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+
+    with pytest.raises(ModelRejected, match="no CUDA device is usable here"):
+        load_model(EngineSettings(executor="cuda", model="/nowhere"), lambda percent: None)
+
+
+def test_a_gpu_is_refused_without_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "headrace_engine.executor.cuda", None)
+
+    with pytest.raises(ModelRejected, match="needs torch and triton"):
+        load_model(EngineSettings(executor="cuda"), lambda percent: None)

@@ -23,6 +23,12 @@ def test_the_defaults_agree_with_each_other() -> None:
             EngineSettings(block_tokens=64, prefill_chunk_tokens=32),
             ("prefill_chunk_tokens (32)", "block_tokens (64)"),
         ),
+        (
+            EngineSettings(executor="cuda", prefill_chunk_tokens=48),
+            ("prefill_chunk_tokens (48)", "block_tokens (64)"),
+        ),
+        (EngineSettings(executor="cuda", dtype="packed"), ("dtype (packed)", "cuda")),
+        (EngineSettings(executor="cuda", kv_dtype="float32"), ("kv_dtype (float32)", "cuda")),
         (EngineSettings(stall_s=1.0, lease_ms=30_000), ("stall_s (1 s)", "lease_ms (30000 ms)")),
     ],
 )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, assert_never
 
 from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import ModelCard
@@ -17,12 +17,13 @@ from headrace_transport.interface import EngineWire
 from headrace_engine.errors import ModelRejected
 from headrace_engine.executor.base import Executor
 from headrace_engine.executor.echo import EchoExecutor
+from headrace_engine.model.loader.formats import Progress
 from headrace_engine.model.loader.gguf_header import read_gguf_header
 from headrace_engine.model.loader.gguf_tokenizer import tokenizer_from_gguf
 from headrace_engine.model.loader.source import resolve
 from headrace_engine.model.loader.tokenizer_files import TokenizerFiles, tokenizer_from_folder
 from headrace_engine.scheduler.settings import SchedulerSettings
-from headrace_engine.settings import EngineSettings
+from headrace_engine.settings import EngineSettings, block_tokens
 
 log = get_logger(__name__)
 
@@ -46,22 +47,23 @@ class LoadedModel:
 def load_model(settings: EngineSettings, percent: Percent) -> LoadedModel:
     """Loads weights and tokenizer; takes its time. Raises ``ModelRejected``."""
     name = settings.model_name or name_of(settings.model)
-    if settings.executor == "echo":
-        tokenizer = _tokenizer(settings.model) if settings.echo_tokenizer else None
-        return LoadedModel(name, _echo(settings), tokenizer)
-    # Imported here: only who runs a model pays for its libraries.
-    from headrace_engine.executor.cpu import CpuExecutor
 
-    tokenizer = _tokenizer(settings.model)
-    executor = CpuExecutor.load(
-        settings.model,
-        dtype=settings.dtype,
-        kv_dtype=settings.kv_dtype,
-        threads=settings.threads,
-        sha256=settings.model_sha256,
-        progress=lambda done, total: percent(100 * done // max(total, 1)),
-    )
-    return LoadedModel(name, executor, tokenizer)
+    def progress(done: int, total: int) -> None:
+        percent(100 * done // max(total, 1))
+
+    match settings.executor:
+        case "echo":
+            tokenizer = _tokenizer(settings.model) if settings.echo_tokenizer else None
+            return LoadedModel(name, _echo(settings), tokenizer)
+        case "cpu":
+            tokenizer = _tokenizer(settings.model)
+            return LoadedModel(name, _cpu(settings, progress), tokenizer)
+        case "cuda":
+            # First: without a device nothing else need be read.
+            executor = _cuda(settings, progress)
+            return LoadedModel(name, executor, _tokenizer(settings.model))
+        case _:
+            assert_never(settings.executor)
 
 
 def name_of(model: str) -> str:
@@ -93,17 +95,18 @@ def percent_log(now: Callable[[], float] = time.monotonic) -> Percent:
 def fit(settings: EngineSettings, executor: Executor) -> SchedulerSettings:
     """The core's numbers for this model. Raises ``ModelRejected`` where they cannot work."""
     shape = executor.shape
-    block_bytes = executor.block_bytes(settings.block_tokens)
+    block = block_tokens(settings)
+    block_bytes = executor.block_bytes(block)
     blocks = settings.cache_blocks or settings.cache_bytes // block_bytes
     wanted = settings.context_tokens or shape.context_tokens
     if wanted > shape.context_tokens:
         raise ModelRejected(
             f"context_tokens is {wanted}; {shape.name} supports {shape.context_tokens}"
         )
-    room = blocks * settings.block_tokens
-    if room < 2 * settings.block_tokens or (settings.context_tokens and room < wanted):
+    room = blocks * block
+    if room < 2 * block or (settings.context_tokens and room < wanted):
         raise ModelRejected(
-            f"the cache holds {room} tokens ({blocks} blocks of {settings.block_tokens}), "
+            f"the cache holds {room} tokens ({blocks} blocks of {block}), "
             f"less than the context of {wanted}; one token takes {shape.kv_bytes_per_token} bytes"
         )
     if room < wanted:
@@ -115,7 +118,7 @@ def fit(settings: EngineSettings, executor: Executor) -> SchedulerSettings:
             batch_tokens=settings.batch_tokens,
             prefill_chunk_tokens=settings.prefill_chunk_tokens,
             session_tokens=min(wanted, room),
-            block_tokens=settings.block_tokens,
+            block_tokens=block,
             pool_blocks=blocks,
             phases=settings.phases,
             prefix_cache=settings.prefix_cache,
@@ -175,6 +178,35 @@ def _tokenizer(model: str) -> TokenizerFiles:
     if path.is_dir():
         return tokenizer_from_folder(path)
     return tokenizer_from_gguf(read_gguf_header(path).metadata)
+
+
+def _cpu(settings: EngineSettings, progress: Progress) -> Executor:
+    # Imported here: only who runs a model pays for its libraries.
+    from headrace_engine.executor.cpu import CpuExecutor
+
+    return CpuExecutor.load(
+        settings.model,
+        dtype="float32" if settings.dtype == "auto" else settings.dtype,
+        kv_dtype=settings.kv_dtype,
+        threads=settings.threads,
+        sha256=settings.model_sha256,
+        progress=progress,
+    )
+
+
+def _cuda(settings: EngineSettings, progress: Progress) -> Executor:
+    try:
+        from headrace_engine.executor.cuda import CudaExecutor
+    except ModuleNotFoundError as missing:
+        raise ModelRejected(
+            f"executor cuda needs torch and triton, built for CUDA; {missing.name} is not installed"
+        ) from missing
+    return CudaExecutor.load(
+        settings.model,
+        context_tokens=settings.context_tokens,
+        sha256=settings.model_sha256,
+        progress=progress,
+    )
 
 
 def _echo(settings: EngineSettings) -> EchoExecutor:

@@ -21,14 +21,16 @@ class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
     """Name that requests give. Derived from `model` when absent."""
     model_sha256: str | None = setting(None, pattern=r"^[0-9a-f]{64}$")
     """Expected SHA-256 of a single-file model, in hex. The default model's is known and checked."""
-    executor: Literal["cpu", "echo"] = setting("cpu")
-    """Device: `cpu` runs the model with torch or native kernels; `echo` repeats the prompt and loads nothing."""
-    dtype: Literal["float32", "bfloat16", "packed"] = setting("float32")
-    """Weights in memory: `float32` is exact, `bfloat16` and `packed` (the file's 4 bits) are faster."""
+    executor: Literal["cpu", "cuda", "echo"] = setting("cpu")
+    """Device: `cpu` runs the model with torch or native kernels, `cuda` on one NVIDIA GPU in bfloat16;
+    `echo` repeats the prompt and loads nothing."""
+    dtype: Literal["auto", "float32", "bfloat16", "packed"] = setting("auto")
+    """Weights in memory: `float32` is exact, `bfloat16` and `packed` (the file's 4 bits) are faster.
+    `auto` is `float32` on `cpu` and `bfloat16` on `cuda`, which has no other."""
     kv_dtype: Literal["auto", "float32", "bfloat16"] = setting("auto")
     """KV cache element type; `auto` follows `dtype`."""
     threads: int | None = setting(None, ge=1, le=1024, unit="threads")
-    """Threads of the executor's kernels. Every core of the process when absent."""
+    """Threads of the `cpu` executor's kernels. Every core of the process when absent."""
 
     max_batch: int = setting(64, ge=1, le=65536, unit="sequences")
     """Sequences that may be resident at once."""
@@ -41,8 +43,8 @@ class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
     """Tokens of one prompt in one batch at most, so that a long prompt cannot stop the others."""
     context_tokens: int | None = setting(None, ge=2, le=1 << 24, unit="tokens")
     """Prompt and output of one sequence together. The model's own limit when absent."""
-    block_tokens: int = setting(16, ge=1, le=1024, unit="tokens")
-    """Tokens of one cache block."""
+    block_tokens: int | None = setting(None, ge=1, le=1024, unit="tokens")
+    """Tokens of one cache block. When absent 16, and 64 on `cuda`."""
     cache_bytes: int = setting(1 << 30, ge=1 << 16, unit="bytes")
     """Size of the KV cache. Allocated once, at start."""
     cache_blocks: int | None = setting(None, ge=1, unit="blocks")
@@ -107,6 +109,11 @@ class EngineSecrets(Secrets, env_prefix="HEADRACE_ENGINE_"):
     """Password of the server, where it wants one."""
 
 
+def block_tokens(settings: EngineSettings) -> int:
+    """Tokens of one cache block, as set or as it suits the executor."""
+    return settings.block_tokens or (64 if settings.executor == "cuda" else 16)
+
+
 def check_settings(settings: EngineSettings) -> None:
     """Refuses values that contradict each other; raises ``SettingsError`` with both."""
     problems: list[str] = []
@@ -117,11 +124,18 @@ def check_settings(settings: EngineSettings) -> None:
             f"prefill_chunk_tokens ({settings.prefill_chunk_tokens}): a batch could not hold one "
             "token of each sequence and a piece of a prompt"
         )
-    if settings.prefill_chunk_tokens < settings.block_tokens:
+    block = block_tokens(settings)
+    if settings.prefill_chunk_tokens < block:
         problems.append(
             f"prefill_chunk_tokens ({settings.prefill_chunk_tokens}) is below block_tokens "
-            f"({settings.block_tokens}): a long prompt could never advance"
+            f"({block}): a long prompt could never advance"
         )
+    if settings.executor == "cuda":
+        problems += [
+            f"{name} ({value}) is not what executor cuda runs: it has bfloat16 only"
+            for name, value in (("dtype", settings.dtype), ("kv_dtype", settings.kv_dtype))
+            if value not in ("auto", "bfloat16")
+        ]
     if settings.stall_s * 1000 < settings.lease_ms / 3:
         problems.append(
             f"stall_s ({settings.stall_s:g} s) is below a third of lease_ms "

@@ -85,6 +85,7 @@ class CudaExecutor:
         device: str = "cuda",
         dtype: torch.dtype = torch.bfloat16,
         context_tokens: int | None = None,
+        sha256: str | None = None,
         progress: Progress | None = None,
     ) -> CudaExecutor:
         """Opens, checks and loads a model. Raises ModelRejected, also when there is no device."""
