@@ -19,6 +19,8 @@ GATEWAYS: Final = "hr:gateways"
 """Sorted set: gateway processes by expiry, unix ms."""
 API_KEYS: Final = "hr:keys"
 """Set: public ids of API keys."""
+PROBE: Final = "hr:probe"
+"""Never written: deleting it shows whether the server takes writes."""
 
 HOLE: Final = "%s"
 """Stands for a name in a pattern of a key; Lua scripts fill it with ``string.format``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from headrace_contracts import keys
+
 from headrace_transport.server import Server
 
 
@@ -12,8 +14,10 @@ class Part:
         self._server = server
 
     async def ping(self) -> None:
-        """Raises ``TransportUnavailable`` when the server does not answer in time."""
-        await self._server.command("PING")
+        """Raises ``TransportUnavailable`` when the server does not answer in time, or takes no
+        writes: a replica, or a primary whose disk is full, answers a PING.
+        """
+        await self._server.command("DEL", keys.PROBE)
 
     async def close(self) -> None:
         """Closes every connection of the wire."""
