@@ -75,7 +75,8 @@ def test_description_carries_type_default_bounds_unit_and_reload() -> None:
     assert found["shade"].default_text == "dark"
     assert found["hosts"].type == "list of text"
     assert found["hosts"].default_text == "x,y"
-    assert found["folder"].type == "path, or nothing"
+    assert (found["folder"].type, found["folder"].optional) == ("path", True)
+    assert not tokens.optional
     assert found["ratio"].bounds == "> 0, < 1"
     assert found["on"].is_switch
     assert found["needed"].default_text == "required"
@@ -89,6 +90,7 @@ def test_table_has_a_row_for_every_setting_and_secret() -> None:
     assert "Mode \\| with a bar." in table
     assert "`HEADRACE_ENGINE_PAPER_PASSWORD_FILE`" in table
     assert "| at once |" in table
+    assert "| path, or nothing |" in table
 
 
 def test_environment_example_loads_back_to_the_defaults() -> None:

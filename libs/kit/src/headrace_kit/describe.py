@@ -22,6 +22,9 @@ class SettingInfo:
 
     name: str
     type: str
+    """In words, without None."""
+    optional: bool
+    """May be left empty, as None."""
     default: object
     required: bool
     bounds: str
@@ -52,6 +55,7 @@ def describe(cls: type[Settings]) -> list[SettingInfo]:
             SettingInfo(
                 name=name,
                 type=_type_text(info.annotation),
+                optional=type(None) in get_args(info.annotation),
                 default=info.default,
                 required=info.is_required(),
                 bounds=_bounds(info),
@@ -72,7 +76,8 @@ def settings_markdown(cls: type[Settings], secrets: type[Secrets] | None = None)
         "|---|---|---|---|---|---|---|",
     ]
     for info in describe(cls):
-        values = ", ".join(part for part in (info.type, info.bounds) if part)
+        empty = "or nothing" if info.optional else ""
+        values = ", ".join(part for part in (info.type, info.bounds, empty) if part)
         effect = "at once" if info.reload == "live" else "restart"
         lines.append(
             _row(
@@ -147,8 +152,7 @@ def _type_text(annotation: Any) -> str:
     """What a person may write, in words."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        kinds = [_type_text(part) for part in arguments if part is not type(None)]
-        return " or ".join(kinds) + (", or nothing" if type(None) in arguments else "")
+        return " or ".join(_type_text(part) for part in arguments if part is not type(None))
     if origin is Literal:
         return ", ".join(f"`{part}`" for part in arguments)
     if origin in (list, tuple, set, frozenset):
