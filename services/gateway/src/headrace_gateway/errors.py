@@ -44,12 +44,6 @@ class InvalidRequest(CallRejected):
     code = Code.INVALID_REQUEST
 
 
-class UnsupportedParameter(CallRejected):
-    """A known field that is not offered here, with a value that is not the neutral one."""
-
-    code = Code.UNSUPPORTED_PARAMETER
-
-
 class ContextLengthExceeded(CallRejected):
     code = Code.CONTEXT_LENGTH_EXCEEDED
 
@@ -101,22 +95,6 @@ class RequestNotFound(CallRejected):
 
 class Conflict(CallRejected):
     code = Code.CONFLICT
-
-
-class NotFound(CallRejected):
-    code = Code.NOT_FOUND
-
-
-class MethodNotAllowed(CallRejected):
-    code = Code.METHOD_NOT_ALLOWED
-
-
-class BodyTooLarge(CallRejected):
-    code = Code.BODY_TOO_LARGE
-
-
-class BodyTimeout(CallRejected):
-    code = Code.BODY_TIMEOUT
 
 
 class CallerRefused(GatewayError):
