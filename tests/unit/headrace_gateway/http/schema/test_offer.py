@@ -45,3 +45,14 @@ def test_unknown_names_are_sorted_and_hints_are_known() -> None:
     with pytest.raises(HttpError) as refusal:
         unknown_fields(body, ["n"], NEUTRAL_CHAT, strict=True)
     assert refusal.value.param == "a"
+
+
+def test_unknown_stream_options_are_named_with_their_place() -> None:
+    options = {"include_usage": True, "include_obfuscation": False, "z": 1, "continuous_stats": 1}
+    body = {"x": 1, "stream_options": options}
+    names = ("x", "stream_options.continuous_stats", "stream_options.z")
+    assert unknown_fields(body, ["stream_options"], NEUTRAL_CHAT, strict=False) == names
+    with pytest.raises(HttpError) as refusal:
+        unknown_fields({"stream_options": {"z": 1}}, ["stream_options"], NEUTRAL_CHAT, strict=True)
+    assert refusal.value.param == "stream_options.z"
+    assert unknown_fields({"stream_options": None}, ["stream_options"], {}, strict=True) == ()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, cast
 
 from headrace_gateway.http.errors import bad_request, unsupported
+from headrace_gateway.http.schema.fields import StreamOptions
 
 HINTS: Final = frozenset(
     {
@@ -87,11 +88,24 @@ def unknown_fields(
     *,
     strict: bool,
 ) -> tuple[str, ...]:
-    """Names that mean nothing here. Raises HttpError for the first of them if ``strict``."""
-    names = tuple(sorted(body.keys() - HINTS - neutral.keys() - frozenset(known)))
+    """Names that mean nothing here, also within ``stream_options``.
+
+    Raises HttpError for the first of them if ``strict``.
+    """
+    names = (
+        *sorted(body.keys() - HINTS - neutral.keys() - frozenset(known)),
+        *_unknown_options(body.get("stream_options")),
+    )
     if strict and names:
         raise bad_request(f"{names[0]!a} is not a field of this route.", names[0])
     return names
+
+
+def _unknown_options(options: object) -> list[str]:
+    if not isinstance(options, dict):
+        return []
+    names = cast(Mapping[str, object], options).keys() - StreamOptions.model_fields.keys()
+    return sorted(f"stream_options.{name}" for name in names)
 
 
 def _same(value: object, fine: object) -> bool:
