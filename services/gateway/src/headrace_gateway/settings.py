@@ -92,7 +92,7 @@ class GatewaySettings(Settings, env_prefix="HEADRACE_GATEWAY_"):
     log_format: Format = setting("json")
     """Form of log lines."""
     otlp_endpoint: str | None = setting(None)
-    """Where metrics and traces go over OTLP/gRPC, e.g. http://127.0.0.1:4317; unset: nowhere."""
+    """Where metrics go over OTLP/gRPC, e.g. http://127.0.0.1:4317; unset: nowhere."""
     otlp_interval_s: float = setting(15.0, gt=0.1, le=3600, unit="seconds")
     """Time between two pushes of metrics."""
 
