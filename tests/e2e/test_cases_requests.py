@@ -145,7 +145,6 @@ def test_numbers_out_of_range_are_refused_by_name(api: Api, stack: ServedStack) 
     for (_, change, param), answer in zip(OUT_OF_RANGE, answers, strict=True):
         error = check_error(answer, 400)
         assert (error["param"] or "").startswith(param), change
-        assert answer.elapsed.total_seconds() < 10
     assert _resident_bytes(process_id(stack, "engine")) - used < 100 * 2**20
     check_alive(api, before)
 
