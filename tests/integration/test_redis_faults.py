@@ -260,10 +260,12 @@ async def test_replica_is_unavailable_until_it_is_promoted(
         gateway.cancel(MODEL, "r1", mark()),
         engine.claim(MODEL, "e-1", credit=1, lease_ms=LEASE_MS),
         engine.wait_bell(MODEL, timeout_ms=50),
+        gateway.ping(),
     ):
         with pytest.raises(TransportUnavailable):
             await call
     own_server.command("REPLICAOF", "NO", "ONE")
+    await gateway.ping()
     await gateway.submit(record("r2"), max_queued=9)
     assert set(await claim(engine)) == {"r1", "r2"}
 
