@@ -140,6 +140,7 @@ async def test_a_bad_request_is_a_bad_request_even_without_an_engine() -> None:
 
 async def test_a_trace_context_goes_on_only_when_it_is_one() -> None:
     good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    for given, goes_on in ((good, good), ("x" * 9999, ""), (good + "\n", "")):
+    odd = ("", "00-xyz", "00-" + "A" * 32 + "-" + "b" * 16 + "-01", "x" * 9999, good + "\n")
+    for given, goes_on in ((good, good), *((each, "") for each in odd)):
         plan = await Desk().plan(call("x", traceparent=given))
         assert plan.call.sessions[0].record.traceparent == goes_on

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from headrace_gateway.http.answers.chat import ChatChunks, chat_body
 from headrace_gateway.http.body import json_object
-from headrace_gateway.http.generation import Manner, answer, deadline_of, traceparent_of
+from headrace_gateway.http.generation import Manner, answer, deadline_of
 from headrace_gateway.http.guard import caller_of
 from headrace_gateway.http.openapi import takes
 from headrace_gateway.http.ports import Authenticates, HttpSettings, Inference
@@ -47,7 +47,7 @@ def chat_routes(service: Inference, auth: Authenticates, settings: HttpSettings)
             request_id=service.new_id("chat"),
             cache_salt=(fields.cache_salt or "").encode(),
             deadline_s=deadline_of(request),
-            traceparent=traceparent_of(request),
+            traceparent=request.headers.get("traceparent", ""),
             fields=fields.chat_template_kwargs or {},
         )
         logprobs = bool(fields.logprobs)

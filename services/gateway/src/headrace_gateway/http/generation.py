@@ -19,7 +19,6 @@ from headrace_gateway.http.ports import Inference, RunningCall
 from headrace_gateway.http.sse import Chunks, EventStream
 from headrace_gateway.inference.calls import Call, Delta, Done, KeepAlive, UsageTotal
 
-_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _DEADLINE_MS: Final = range(1, 24 * 3600 * 1000 + 1)
 _NAMED_FIELDS: Final = 20
 _UNFIT_FOR_HEADER: Final = re.compile(r"[^A-Za-z0-9_.\-]")
@@ -49,12 +48,6 @@ async def answer(request: Request, service: Inference, call: Call, manner: Manne
         await running.aclose()
     body = orjson.dumps(manner.body(running, choices, usage))
     return Response(body, media_type="application/json", headers=headers)
-
-
-def traceparent_of(request: Request) -> str:
-    """The W3C trace context, or nothing if it is malformed."""
-    given = request.headers.get("traceparent", "")
-    return given if _TRACEPARENT.fullmatch(given) else ""
 
 
 def deadline_of(request: Request) -> float | None:
