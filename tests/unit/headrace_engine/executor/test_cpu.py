@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -192,3 +193,23 @@ def test_without_a_compiler_the_twin_runs_and_says_so_once(
 
 def test_available_cores_is_a_positive_number() -> None:
     assert available_cores() >= 1
+
+
+@pytest.mark.rule("executor.nothing-allocated-after-start")
+def test_passes_allocate_nothing_for_good(tmp_path: Path) -> None:
+    path = gguf_files.write(tmp_path / "m.gguf", gguf_files.tensors())
+    executor = CpuExecutor.load(str(path), threads=2)
+    driver = Driver(executor)
+    prompts = [list(range(3, 60)), [4, 5], list(range(20, 40))]
+    driver.generate(prompts, 8, logprobs=5, temperature=1.0, presence_penalty=0.1)
+    region = executor.region.ctypes.data
+    tracemalloc.start()
+    driver.tables.clear()
+    before = tracemalloc.get_traced_memory()[0]
+    driver.generate(prompts, 60, logprobs=5, temperature=1.0, presence_penalty=0.1)
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert executor.region.ctypes.data == region
+    # The driver's own tables grow by some blocks; logits alone would be 100 kB a pass.
+    assert after - before < 40_000
+    executor.close()
