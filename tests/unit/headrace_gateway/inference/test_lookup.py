@@ -74,6 +74,12 @@ async def test_a_call_of_several_prompts_is_found_by_its_own_id() -> None:
         await running.aclose()
 
 
+@pytest.mark.parametrize("odd", ["", "a\0b", "a b", "a/b", "a" * 65, "a" * 63, "\U0001f600", "{x}"])
+async def test_what_can_be_no_id_names_no_request(odd: str) -> None:
+    with pytest.raises(RequestNotFound):
+        await find(MemoryGatewayWire(Stack().broker), odd, CALLER)
+
+
 def test_both_tenant_and_key_have_to_be_the_owners() -> None:
     check_owner("acme", "key1", "r", CALLER)
     for tenant, key in (("acme", "key2"), ("other", "key1")):

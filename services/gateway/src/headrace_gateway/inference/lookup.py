@@ -11,6 +11,7 @@ from typing import Literal
 
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.pb.queue_pb2 import Usage
+from headrace_transport.errors import RecordRejected
 from headrace_transport.interface import GatewayWire, RequestState
 
 from headrace_gateway.errors import RequestNotFound, transport_errors
@@ -59,23 +60,10 @@ def check_owner(tenant: str, key_id: str, call_id: str, caller: Caller) -> None:
 async def find(wire: GatewayWire, call_id: str, caller: Caller) -> Found:
     """The caller's call of that id. Raises ``RequestNotFound`` and ``BackendUnavailable``."""
     with transport_errors():
-        state = await wire.request_state(call_id)
-        if state is not None:
-            check_owner(state.tenant, state.key_id, call_id, caller)
-            return Found([(call_id, state)], complete=True)
-        first = f"{call_id}.0"
-        state = await wire.request_state(first)
-        if state is None:
-            raise RequestNotFound(call_id)
-        check_owner(state.tenant, state.key_id, call_id, caller)
-        note = EdgeNote.decode(state.edge)
-        ids = record_ids(call_id, note.prompts if note else 1)
-        found = [(first, state)]
-        for record_id in ids[1:]:
-            other = await wire.request_state(record_id)
-            if other is not None:
-                found.append((record_id, other))
-        return Found(found, complete=len(found) == len(ids))
+        try:
+            return await _find(wire, call_id, caller)
+        except RecordRejected as error:  # what can be no id names no request
+            raise RequestNotFound(call_id) from error
 
 
 def info_of(call_id: str, found: Found) -> RequestInfo:
@@ -98,6 +86,26 @@ def info_of(call_id: str, found: Found) -> RequestInfo:
         finish=found.first.finish if status == "finished" else None,
         usage=_total([state.usage for state in states if state.usage is not None]),
     )
+
+
+async def _find(wire: GatewayWire, call_id: str, caller: Caller) -> Found:
+    state = await wire.request_state(call_id)
+    if state is not None:
+        check_owner(state.tenant, state.key_id, call_id, caller)
+        return Found([(call_id, state)], complete=True)
+    first = f"{call_id}.0"
+    state = await wire.request_state(first)
+    if state is None:
+        raise RequestNotFound(call_id)
+    check_owner(state.tenant, state.key_id, call_id, caller)
+    note = EdgeNote.decode(state.edge)
+    ids = record_ids(call_id, note.prompts if note else 1)
+    found = [(first, state)]
+    for record_id in ids[1:]:
+        other = await wire.request_state(record_id)
+        if other is not None:
+            found.append((record_id, other))
+    return Found(found, complete=len(found) == len(ids))
 
 
 def _total(usages: Sequence[Usage]) -> UsageTotal | None:
