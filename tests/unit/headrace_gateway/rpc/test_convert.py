@@ -51,6 +51,23 @@ def test_absent_fields_stay_open_and_given_ones_arrive_even_when_they_are_zero()
 @pytest.mark.parametrize(
     ("request_", "param"),
     [
+        (GenerateRequest(model="m\0", text="x"), "model"),
+        (GenerateRequest(model="m", text="x\0y"), "text"),
+        (GenerateRequest(model="m", text="x", stop=["a", "\0"]), "stop"),
+        (GenerateRequest(model="m", chat={"messages": [{"role": "user\0"}]}), "messages"),
+        (GenerateRequest(model="m", chat={"messages": [{"content": "\0"}]}), "messages"),
+        (GenerateRequest(model="m", chat={"messages": [{"name": "n\0"}]}), "messages"),
+    ],
+)
+def test_a_nul_is_refused_wherever_it_stands(request_: GenerateRequest, param: str) -> None:
+    with pytest.raises(InvalidRequest, match="NUL") as caught:
+        converted(request_)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
         (GenerateRequest(text="x"), "model"),
         (GenerateRequest(model="m"), "prompt"),
         (GenerateRequest(model="m", chat={}), "messages"),

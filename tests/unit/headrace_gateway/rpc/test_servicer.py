@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grpc
+import pytest
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.pb import codes_pb2
 from headrace_contracts.pb.inference_pb2 import (
@@ -130,3 +131,33 @@ async def test_models_are_listed() -> None:
         answer = await it.inference.ListModels(ListModelsRequest(), metadata=it.metadata)
         [model] = answer.models
         assert (model.id, model.context_tokens, model.ready) == (MODEL, 128, True)
+
+
+@pytest.mark.parametrize("odd", ["", "a b", "a\0", "a" * 1000])
+async def test_cancel_of_what_can_be_no_id_cancels_nothing(odd: str) -> None:
+    async with served() as it:
+        answer = await it.inference.Cancel(CancelRequest(id=odd), metadata=it.metadata)
+        assert not answer.cancelled
+
+
+async def test_a_fault_of_ours_is_internal_and_tells_nothing_of_its_inside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def broken(*_: object) -> None:
+        raise RuntimeError("secret detail")
+
+    async with served() as it:
+        for method in ("start", "cancel", "models"):
+            monkeypatch.setattr(it.gateway.service, method, broken)
+        for call in (
+            it.inference.Cancel(CancelRequest(id="r"), metadata=it.metadata),
+            it.inference.ListModels(ListModelsRequest(), metadata=it.metadata),
+            it.generate(text="x").read(),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.INTERNAL
+            assert "secret" not in (caught.value.details() or "")
+        for method in ("Cancel", "ListModels", "Generate"):
+            name = "headrace_gateway_grpc_requests_total"
+            assert it.gateway.value(name, method=method, status="INTERNAL") == 1

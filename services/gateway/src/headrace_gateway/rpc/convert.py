@@ -44,6 +44,7 @@ def call_of(
     """The call that a message asks for. Raises ``InvalidRequest``."""
     if not request.model:
         raise InvalidRequest("model is missing.", param="model")
+    _check_strings(request)
     prompt = _prompt(request)
     chat = isinstance(prompt, ChatPrompt)
     return Call(
@@ -95,6 +96,17 @@ def failure_of(delta: Delta) -> GatewayError | None:
             error = EngineFailed(delta.message or "The request failed.")
             error.code = delta.code or Code.INTERNAL
             return error
+
+
+def _check_strings(request: GenerateRequest) -> None:
+    """As over HTTP, no string holds a NUL. Protobuf has seen to the rest: all of it is UTF-8."""
+    strings = [("model", request.model), ("text", request.text)]
+    strings += [("stop", stop) for stop in request.stop]
+    for message in request.chat.messages:
+        strings += [("messages", part) for part in (message.role, message.content, message.name)]
+    for name, text in strings:
+        if "\0" in text:
+            raise InvalidRequest("This string holds a NUL.", param=name)
 
 
 def _prompt(request: GenerateRequest) -> Prompt:

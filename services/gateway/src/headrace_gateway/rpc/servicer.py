@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import cast
 
 import grpc
@@ -50,9 +52,41 @@ class InferenceServicer:
 
     async def Generate(self, request: GenerateRequest, context: Context) -> None:
         """Streams a call's events. The client's deadline travels to the engine as what is left."""
-        status = "CANCELLED"  # what it is when neither of the lines below is reached
-        try:
+        async with self._answering("Generate", context):
             await self._generate(request, context)
+
+    async def Cancel(self, request: CancelRequest, context: Context) -> CancelResponse:
+        """Cancels a request of the same key, wherever it is."""
+        async with self._answering("Cancel", context):
+            caller = await self._caller(context)
+            try:
+                cancelled = await self._service.cancel(request.id, caller)
+            except RequestNotFound:
+                cancelled = False
+            return CancelResponse(cancelled=cancelled)
+
+    async def ListModels(self, _request: ListModelsRequest, context: Context) -> ListModelsResponse:
+        """The models that the key may use."""
+        async with self._answering("ListModels", context):
+            models = await self._service.models(await self._caller(context))
+            return ListModelsResponse(
+                models=[
+                    Model(
+                        id=model.id,
+                        created=model.created,
+                        context_tokens=model.context_tokens,
+                        ready=model.ready,
+                    )
+                    for model in models
+                ]
+            )
+
+    @asynccontextmanager
+    async def _answering(self, method: str, context: Context) -> AsyncGenerator[None]:
+        """Counts a call, and ends it with the status of what it raises."""
+        status = "CANCELLED"  # what it is when none of the lines below is reached
+        try:
+            yield
             status = "OK"
         except GatewayError as error:
             status = status_of(error).name
@@ -61,44 +95,11 @@ class InferenceServicer:
             raise
         except Exception:
             # The boundary of one call.
-            log.exception("grpc.failed", method="Generate")
+            log.exception("grpc.failed", method=method)
             status = "INTERNAL"
             await refuse(context, Internal("The call failed."))
         finally:
-            self._metrics.grpc_requests.labels("Generate", status).inc()
-
-    async def Cancel(self, request: CancelRequest, context: Context) -> CancelResponse:
-        """Cancels a request of the same key, wherever it is."""
-        try:
-            caller = await self._caller(context)
-            cancelled = await self._service.cancel(request.id, caller)
-        except RequestNotFound:
-            cancelled = False
-        except GatewayError as error:
-            self._metrics.grpc_requests.labels("Cancel", status_of(error).name).inc()
-            await refuse(context, error)
-        self._metrics.grpc_requests.labels("Cancel", "OK").inc()
-        return CancelResponse(cancelled=cancelled)
-
-    async def ListModels(self, _request: ListModelsRequest, context: Context) -> ListModelsResponse:
-        """The models that the key may use."""
-        try:
-            models = await self._service.models(await self._caller(context))
-        except GatewayError as error:
-            self._metrics.grpc_requests.labels("ListModels", status_of(error).name).inc()
-            await refuse(context, error)
-        self._metrics.grpc_requests.labels("ListModels", "OK").inc()
-        return ListModelsResponse(
-            models=[
-                Model(
-                    id=model.id,
-                    created=model.created,
-                    context_tokens=model.context_tokens,
-                    ready=model.ready,
-                )
-                for model in models
-            ]
-        )
+            self._metrics.grpc_requests.labels(method, status).inc()
 
     async def _generate(self, request: GenerateRequest, context: Context) -> None:
         caller = await self._caller(context)
