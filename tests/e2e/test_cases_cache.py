@@ -12,7 +12,7 @@ import httpx
 import pytest
 from support.api import ALPHABET_PROMPT, Api, Body, check_error
 from support.idle import check_idle
-from support.served import ServedStack, StartStack, served_stack
+from support.served import ServedStack, served_stack
 
 BLOCK = 16
 """Tokens of a block, as the default settings have it."""
@@ -84,32 +84,78 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Generator[Api]:
         yield made
 
 
-@pytest.mark.slow
-@pytest.mark.case("BR-18")
-def test_a_pool_smaller_than_the_context_is_refused_at_start(start: StartStack) -> None:
-    with pytest.raises(AssertionError) as refusal:
-        start(
-            "--quiet",
-            environ={
-                "HEADRACE_ENGINE_CACHE_BLOCKS": "32",
-                "HEADRACE_ENGINE_CONTEXT_TOKENS": "2048",
-            },
-        )
-    assert "512 tokens" in str(refusal.value)
-    assert "2048" in str(refusal.value)
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Generator[Api]:
+    """A pool of 32 blocks, 512 tokens, under a context of 2048."""
+    environ = {"HEADRACE_ENGINE_CACHE_BLOCKS": "32", "HEADRACE_ENGINE_CONTEXT_TOKENS": "2048"}
+    with served_stack(tmp_path_factory.mktemp("short"), ["--quiet"], environ) as stack:
+        with Api(stack) as made:
+            yield made
 
 
 @pytest.mark.slow
 @pytest.mark.case("BR-18")
-def test_what_can_never_fit_is_refused_and_blocks_nobody(tiny: Api) -> None:
+def test_a_pool_smaller_than_the_context_is_served_and_says_so(short: Api) -> None:
+    log = (short.stack.state_dir / "logs" / "engine.log").read_text()
+    (line,) = [line for line in log.splitlines() if "pool.smaller_than_context" in line]
+    assert "context_tokens=2048" in line
+    assert "pool_tokens=512" in line
+    (model,) = short.client.get("/v1/models").json()["data"]
+    assert model["max_model_len"] == 2048
+
+
+@pytest.mark.slow
+@pytest.mark.case("BR-18")
+def test_what_can_never_fit_the_pool_is_refused_and_blocks_nobody(short: Api) -> None:
     small: Body = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
-    expected = tiny.text(small)
+    expected = short.text(small)
     with ThreadPoolExecutor(6) as threads:
-        big = threads.submit(tiny.completion, {"prompt": [HELLO] * 700, "max_tokens": 1})
-        others = [threads.submit(tiny.text, small) for _ in range(5)]
+        big = threads.submit(short.completion, {"prompt": [HELLO] * 600, "max_tokens": 1})
+        others = [threads.submit(short.text, small) for _ in range(5)]
         error = check_error(big.result(), 400)
         assert [other.result() for other in others] == [expected] * 5
-    assert "700" in error["message"]
+    assert error["code"] == "prompt_never_fits"
+    assert error["param"] == "prompt"
+    assert "600" in error["message"]
+    assert "512" in error["message"]
+    error = check_error(short.completion({"prompt": [HELLO] * 512, "max_tokens": 1}), 400)
+    assert error["code"] == "prompt_never_fits"
+    check_idle(short.stack)
+
+
+@pytest.mark.slow
+@pytest.mark.case("BR-18")
+def test_a_lone_sequence_that_fills_the_pool_ends_there(short: Api) -> None:
+    def outgrow(prompt: int, more: int, token: int = HELLO) -> dict[str, Any]:
+        answer = short.completion(
+            {
+                "prompt": [token] * prompt,
+                "max_tokens": more,
+                "ignore_eos": True,
+                "temperature": 0,
+            }
+        )
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["finish_reason"] == "length"
+        return answer.json()["usage"]
+
+    assert outgrow(300, 400)["completion_tokens"] == 512 - 300
+    assert outgrow(511, 2)["completion_tokens"] == 1
+    small: Body = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+    expected = short.text(small)
+    with ThreadPoolExecutor(4) as threads:  # not alone, one waits for the other to end
+        large = [threads.submit(outgrow, 480, 400, token) for token in (HELLO, RED)]
+        beside = [threads.submit(short.text, small) for _ in range(2)]
+        assert [each.result() for each in beside] == [expected] * 2
+        assert [each.result()["completion_tokens"] for each in large] == [512 - 480] * 2
+    check_idle(short.stack)
+
+
+@pytest.mark.slow
+@pytest.mark.case("BR-18")
+def test_a_sequence_may_use_a_pool_as_large_as_the_context_to_its_last_token(tiny: Api) -> None:
+    error = check_error(tiny.completion({"prompt": [HELLO] * 700, "max_tokens": 1}), 400)
+    assert error["code"] == "context_length_exceeded"
     outgrows = tiny.completion(
         {"prompt": [HELLO] * 600, "max_tokens": 40, "ignore_eos": True, "temperature": 0}
     )

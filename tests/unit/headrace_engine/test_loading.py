@@ -58,14 +58,23 @@ def test_a_cache_smaller_than_the_models_context_lowers_it_and_says_so() -> None
         numbers = fit(EngineSettings(cache_blocks=8), echo())
 
     assert numbers.session_tokens == 128
-    assert [(entry["event"], entry["cache_tokens"]) for entry in logs] == [("context.lowered", 128)]
+    assert [(entry["event"], entry["pool_tokens"]) for entry in logs] == [("context.lowered", 128)]
+
+
+def test_a_pool_smaller_than_the_context_asked_for_is_served_with_both_numbers_said() -> None:
+    with capture_logs() as logs:
+        numbers = fit(EngineSettings(context_tokens=1000, cache_blocks=8), echo())
+
+    assert (numbers.session_tokens, numbers.pool_tokens) == (1000, 128)
+    (entry,) = logs
+    assert entry["event"] == "pool.smaller_than_context"
+    assert (entry["context_tokens"], entry["pool_tokens"]) == (1000, 128)
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         (EngineSettings(context_tokens=5000), "4096"),
-        (EngineSettings(context_tokens=1000, cache_blocks=8), "128 tokens"),
         (EngineSettings(cache_blocks=1), "16 tokens"),
     ],
 )

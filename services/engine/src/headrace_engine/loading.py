@@ -104,20 +104,23 @@ def fit(settings: EngineSettings, executor: Executor) -> SchedulerSettings:
             f"context_tokens is {wanted}; {shape.name} supports {shape.context_tokens}"
         )
     room = blocks * block
-    if room < 2 * block or (settings.context_tokens and room < wanted):
+    if blocks < 2:
         raise ModelRejected(
-            f"the cache holds {room} tokens ({blocks} blocks of {block}), "
-            f"less than the context of {wanted}; one token takes {shape.kv_bytes_per_token} bytes"
+            f"the cache holds {room} tokens ({blocks} blocks of {block}), less than two blocks; "
+            f"one token takes {shape.kv_bytes_per_token} bytes"
         )
-    if room < wanted:
-        log.warning("context.lowered", model_tokens=wanted, cache_tokens=room)
+    if room < wanted and settings.context_tokens is None:
+        log.warning("context.lowered", model_tokens=wanted, pool_tokens=room)
+        wanted = room
+    elif room < wanted:  # as it was asked for: what outgrows the pool ends there
+        log.warning("pool.smaller_than_context", context_tokens=wanted, pool_tokens=room)
     try:
         return SchedulerSettings(
             max_batch=settings.max_batch,
             max_waiting=settings.max_waiting,
             batch_tokens=settings.batch_tokens,
             prefill_chunk_tokens=settings.prefill_chunk_tokens,
-            session_tokens=min(wanted, room),
+            session_tokens=wanted,
             block_tokens=block,
             pool_blocks=blocks,
             phases=settings.phases,

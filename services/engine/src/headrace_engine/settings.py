@@ -42,7 +42,9 @@ class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
     prefill_chunk_tokens: int = setting(256, ge=1, le=1 << 20, unit="tokens")
     """Tokens of one prompt in one batch at most, so that a long prompt cannot stop the others."""
     context_tokens: int | None = setting(None, ge=2, le=1 << 24, unit="tokens")
-    """Prompt and output of one sequence together. The model's own limit when absent."""
+    """Prompt and output of one sequence together. When absent: the model's own limit, or what the KV
+    cache holds if that is less. A cache smaller than what is set here is served with a warning:
+    what outgrows it ends as `length`."""
     block_tokens: int | None = setting(None, ge=1, le=1024, unit="tokens")
     """Tokens of one cache block. When absent 16, and 64 on `cuda`."""
     cache_bytes: int = setting(1 << 30, ge=1 << 16, unit="bytes")

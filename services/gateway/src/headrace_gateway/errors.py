@@ -66,8 +66,8 @@ class PromptNeverFits(CallRejected):
 
     def __init__(self, *, prompt_tokens: int, pool_tokens: int, param: str) -> None:
         super().__init__(
-            f"The prompt has {prompt_tokens} tokens, but the cache of this deployment can hold "
-            f"a prompt of at most {pool_tokens}.",
+            f"The prompt has {prompt_tokens} tokens, and the cache of this deployment holds "
+            f"{pool_tokens}, for the prompt and the first token after it.",
             param=param,
         )
 

@@ -151,11 +151,15 @@ def test_min_tokens_have_to_fit_too() -> None:
 
 def test_a_prompt_that_can_never_fit_the_pool_is_refused_with_both_numbers() -> None:
     card = toy_card(pool_tokens=40)
-    fit([7] * 40, planned(max_tokens=1), card, cap=None, param="prompt")
+    fit([7] * 39, planned(max_tokens=1), card, cap=None, param="prompt")
     with pytest.raises(PromptNeverFits) as caught:
-        fit([7] * 41, planned(max_tokens=1), card, cap=None, param="prompt")
-    assert "41" in caught.value.message
-    assert "40" in caught.value.message
+        fit([7] * 40, planned(max_tokens=1), card, cap=None, param="prompt")
+    assert "has 40 tokens" in caught.value.message
+    assert "holds 40" in caught.value.message
+
+
+def test_an_answer_may_be_longer_than_the_pool_it_ends_in() -> None:
+    assert fit([7] * 30, planned(max_tokens=20), toy_card(pool_tokens=40), cap=None, param="p") == 20
 
 
 @pytest.mark.parametrize("prompt", [[], [-1], [VOCABULARY], [1, 10**12], [1, 10**5000]])

@@ -147,7 +147,7 @@ def fit(
             limit_tokens=card.context_tokens,
             param=param,
         )
-    if card.pool_tokens and length > card.pool_tokens:
+    if card.pool_tokens and length + 1 > card.pool_tokens:  # what outgrows it later ends as length
         raise PromptNeverFits(prompt_tokens=length, pool_tokens=card.pool_tokens, param=param)
     room = card.context_tokens - length
     return asked or (room if cap is None else min(room, cap))
