@@ -22,7 +22,9 @@ STATE = ScheduleMetrics(
     total_blocks=8,
     preemptions=4,
     finished={"stop": 6},
-    cache=CacheStats(total_blocks=8, block_tokens=16),
+    cache=CacheStats(
+        total_blocks=8, held_blocks=2, in_flight_blocks=1, indexed_blocks=9, block_tokens=16
+    ),
 )
 
 
@@ -46,6 +48,9 @@ def test_the_schedule_is_read_from_the_snapshot() -> None:
     assert found["headrace_engine_passes_total", ()] == 12
     assert found["headrace_engine_sequences_finished_total", ("stop",)] == 6
     assert found["headrace_engine_cache_usage_ratio", ()] == pytest.approx(0.25)
+    assert found["headrace_engine_blocks_held", ()] == 2
+    assert found["headrace_engine_blocks_in_flight", ()] == 1
+    assert found["headrace_engine_blocks_indexed", ()] == 9
     assert found["headrace_engine_requests_held", ()] == 7
     assert found["headrace_engine_wire_up", ()] == 0
 

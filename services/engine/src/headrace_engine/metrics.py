@@ -165,6 +165,21 @@ class EngineMetrics:
             lambda s: s.cached_blocks,
         )
         self._gauge(
+            "blocks_held",
+            "Cache blocks of running and waiting sequences, at most a second old under load.",
+            lambda s: s.cache.held_blocks,
+        )
+        self._gauge(
+            "blocks_in_flight",
+            "Cache blocks of ended sequences whose last batch is on the device, as old.",
+            lambda s: s.cache.in_flight_blocks,
+        )
+        self._gauge(
+            "blocks_indexed",
+            "Blocks that the prefix cache can find, with or without memory, as old.",
+            lambda s: s.cache.indexed_blocks,
+        )
+        self._gauge(
             "cache_usage_ratio",
             "Share of the pool that sequences hold, 0 to 1.",
             kv_usage,
