@@ -78,6 +78,8 @@ class _State:
     model: LoadedModel | None
     refusal: str = ""
     """Why no work is taken, where nothing runs."""
+    finishing: RunningCore | None = None
+    """Takes no more work, and still has some."""
     closed: bool = False
 
 
@@ -252,18 +254,18 @@ class Engine:
             _check_alike(model, state.model.executor.shape, loaded.executor.shape)
             self._settings = settings
             refusal = state.refusal or "the engine is taking new weights: try again"
-            self._state.put(_State(None, loaded, refusal))
+            self._finish(state, _State(None, loaded, refusal))
             self._shape.put(loaded.executor.shape)
             if state.running is not None:
-                state.running.stop(finish=True)
                 self._run(loaded)
             return loaded.executor.shape.weights_version
 
     def close(self) -> None:
         """Ends everything: what still runs gets a terminal status. Safe to repeat."""
-        running = self._state.get().running
-        if running is not None:
-            running.core.door.close()  # also ends a drain that somebody waits for
+        state = self._state.get()
+        for core in (state.running, state.finishing):
+            if core is not None:
+                core.core.door.close()  # ends also what a sleep or an update waits for
         with self._control:
             state = self._state.get()
             self._state.put(_State(None, None, "the engine is closed", closed=True))
@@ -285,11 +287,19 @@ class Engine:
     def _put_to_sleep(self, level: int) -> None:
         state = self._checked_open()
         asleep = _State(None, state.model, f"the engine sleeps at level {level}: wake it first")
-        self._state.put(asleep)
-        if state.running is not None:
-            state.running.stop(finish=True)
+        self._finish(state, asleep)
         if level == 2:
             self._state.put(replace(asleep, model=None))
+
+    def _finish(self, state: _State, after: _State) -> None:
+        """From now on work is refused as ``after`` says; what runs is finished."""
+        self._state.put(replace(after, finishing=state.running))
+        if state.running is not None:
+            state.running.stop(finish=True)
+            self._state.put(after)
+            if state.running.failure is not None:
+                self._state.put(state)  # what broke stays broken until it is closed
+                self._checked_open()
 
     def _run(self, model: LoadedModel) -> None:
         running = RunningCore(build_core(self._settings, model, self._clock))
@@ -450,7 +460,9 @@ def _check_alike(model: str, old: ModelShape, new: ModelShape) -> None:
 def _refused(state: _State) -> EngineError:
     if state.closed:
         return EngineDraining(state.refusal)
-    return EngineAsleep(state.refusal or "the engine is going to sleep or being closed")
+    return EngineAsleep(
+        state.refusal or "the engine takes no more work: it is being closed, or has failed"
+    )
 
 
 def _no_progress(percent: int) -> None:

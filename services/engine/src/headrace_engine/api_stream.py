@@ -27,7 +27,7 @@ from headrace_engine.state.mailbox import Monitor
 from headrace_engine.state.outputs import PassOutputs, RowEnd, RowLogprobs, SequenceUsage
 from headrace_engine.state.request import RequestHandle
 
-ENGINE_THREADS: Final = frozenset({"engine", "signal", "executor"})
+ENGINE_THREADS: Final = frozenset({"engine", "signal", "executor", "collector"})
 """Names of threads that must not wait for a sequence: its end comes from them."""
 
 
