@@ -8,7 +8,7 @@ import sys
 import threading
 
 import pytest
-from headrace_engine.threads import Stopped, beside, in_thread, unless_stopped
+from headrace_engine.threads import Stopped, beside, in_thread, new_io_loop, unless_stopped
 
 
 async def test_a_thread_gives_its_result_and_runs_under_its_name() -> None:
@@ -108,3 +108,10 @@ def test_a_busy_thread_does_not_hold_the_process_up() -> None:
     )
 
     assert subprocess.run([sys.executable, "-c", program], timeout=30, check=False).returncode == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no uvloop")
+def test_the_io_loop_is_uvloops() -> None:
+    with asyncio.Runner(loop_factory=new_io_loop) as runner:
+        assert type(runner.get_loop()).__module__.startswith("uvloop")
+        assert runner.run(in_thread("x", lambda: 3)) == 3

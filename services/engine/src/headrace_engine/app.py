@@ -39,7 +39,14 @@ from headrace_engine.intake.validate import Bounds
 from headrace_engine.loading import LoadedModel, load_model, name_of, percent_log, publish_card
 from headrace_engine.settings import EngineSecrets, EngineSettings, check_settings
 from headrace_engine.state.outputs import PassOutputs
-from headrace_engine.threads import Stopped, beside, in_thread, leave_if_busy, unless_stopped
+from headrace_engine.threads import (
+    Stopped,
+    beside,
+    in_thread,
+    leave_if_busy,
+    new_io_loop,
+    unless_stopped,
+)
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -67,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = loaded.settings
     configure_logging(service="engine", level=settings.log_level, format=settings.log_format)
     loaded.announce(log)
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=new_io_loop) as runner:
         code = runner.run(EngineProcess(settings, hidden).run())
     leave_if_busy(code)
     return code

@@ -14,6 +14,15 @@ T = TypeVar("T")
 _PREFIX = "headrace-"
 
 
+def new_io_loop() -> asyncio.AbstractEventLoop:
+    """The io thread's event loop: uvloop where there is one, which costs less for each message."""
+    if sys.platform == "win32":
+        return asyncio.new_event_loop()
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
 class Stopped(Exception):
     """The process was asked to stop before this work was done."""
 

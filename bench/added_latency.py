@@ -1,0 +1,540 @@
+"""What gateway and Redis add to a token's way: from the executor's finished step to the client.
+
+A real server, an engine with the echo executor, a gateway and a client, each a process of its
+own on loopback. The bench's executor notes CLOCK_MONOTONIC, which all processes share, when a
+step is done, in memory that all of them map; the client notes when the bytes of a token arrive.
+Nothing of it is in production code. A second round of streams also notes when the engine sends
+a frame and when the gateway has it, which costs a little and tells the parts. Beside them stand
+the floors: PING, and a frame's bytes by a bare XADD and XREAD between two processes. Prints a
+table, and one JSON line last.
+
+usage: added_latency.py [--streams 32] [--tokens 400] [--step-ms 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import platform
+import re
+import selectors
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Final, cast
+from unittest.mock import patch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+import numpy as np
+from headrace_contracts.pb.queue_pb2 import Frame
+from headrace_kit.clock import SystemClock
+from headrace_transport import connection
+from headrace_transport.interface import FrameId, OutEntry
+from numpy.typing import NDArray
+from support.redis import RedisServer, redis_server
+
+FIRST_TOKEN: Final = 1000
+"""Stream s is prompted with this token + s, and echoes it: its frames name the stream. In the
+default model's vocabulary these are pieces of English, each whole."""
+PROMPT_TOKENS: Final = 32
+SKIP: Final = 40
+"""Tokens at either end of a stream that are not measured: not all streams run then."""
+PEPPER: Final = "a pepper for the bench alone"
+LIMIT_S: Final = 60
+DONE, SENT, READ = 0, 1, 2
+"""Stamps of a token: its step was done, its frame was given to the wire, the gateway had it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is measured."""
+
+    streams: int
+    tokens: int
+    """Of each stream."""
+    step_s: float
+    """Seconds that a step of the executor takes."""
+
+
+@dataclass(frozen=True)
+class Board:
+    """Stamps in memory that all processes map. Nanoseconds of CLOCK_MONOTONIC; 0: none."""
+
+    path: str
+    load: Load
+
+    @cached_property
+    def stamps(self) -> NDArray[np.int64]:
+        """int64[round, stamp, stream, token]."""
+        shape = (2, 3, self.load.streams, self.load.tokens)
+        return np.memmap(self.path, np.int64, "r+", 16, shape)
+
+    @cached_property
+    def round(self) -> NDArray[np.int64]:
+        """int64[1]: the round that runs, 0 or 1. Frames are noted in round 1 only."""
+        return np.memmap(self.path, np.int64, "r+", 0, (1,))
+
+    @classmethod
+    def create(cls, folder: str, load: Load) -> Board:
+        """An empty one."""
+        path = Path(folder) / "board"
+        with path.open("wb") as file:
+            file.truncate(16 + 2 * 3 * load.streams * load.tokens * 8)
+        return cls(str(path), load)
+
+    def note_frame(self, stamp: int, frame: Frame) -> None:
+        """Notes every token of a frame, in round 1."""
+        if not self.round[0] or not frame.tokens:
+            return
+        now = time.monotonic_ns()
+        counts = np.array(frame.counts, np.int64)
+        begins = np.cumsum(counts) - counts
+        first = np.array(frame.firsts, np.int64) - begins
+        tokens = np.repeat(first, counts) + np.arange(len(frame.tokens))
+        streams = np.array(frame.tokens, np.int64) - FIRST_TOKEN
+        self.stamps[1, stamp, streams, tokens] = now
+
+
+# engine
+
+
+def _run_engine(url: str, board: Board, ready: str, log: str) -> None:
+    """The engine's process: its own program, with an executor that notes when steps are done."""
+    from headrace_engine.app import EngineProcess
+    from headrace_engine.executor.echo import EchoExecutor
+    from headrace_engine.loading import LoadedModel, load_model
+    from headrace_engine.settings import EngineSecrets, EngineSettings
+    from headrace_engine.state.batch import BatchData
+    from headrace_engine.threads import new_io_loop
+    from headrace_kit.log import configure_logging
+    from headrace_kit.settings import load
+
+    class NotingExecutor(EchoExecutor):
+        """Notes the time at the end of each step."""
+
+        def __init__(self) -> None:
+            super().__init__(49_152, step_s=board.load.step_s, context_tokens=8192)
+            self._stream_of = np.zeros(1 << 12, np.int64)
+
+        def collect(self, batch: BatchData) -> None:
+            """Runs the batch, then notes the time of each token that it made."""
+            super().collect(batch)
+            for start in batch.starts:
+                self._stream_of[start.slot] = start.tokens[0] - FIRST_TOKEN
+            streams = self._stream_of[batch.slots[: batch.generating]]
+            where = (int(board.round[0]), DONE, streams, batch.sample_indices)
+            board.stamps[where] = time.monotonic_ns()
+
+    def load_noting(settings: EngineSettings, percent: object) -> LoadedModel:
+        plain = load_model(settings, lambda _: None)
+        return LoadedModel(plain.name, NotingExecutor(), plain.tokenizer)
+
+    publish = connection.RedisEngineWire.publish
+
+    async def noting(
+        self: connection.RedisEngineWire, frames: Mapping[str, Frame]
+    ) -> Mapping[str, FrameId]:
+        for frame in frames.values():
+            board.note_frame(SENT, frame)
+        return await publish(self, frames)
+
+    _redirect(log)
+    settings = load(
+        EngineSettings,
+        cli={
+            "executor": "echo",
+            "redis_url": url,
+            "http_port": 0,
+            "ready_file": ready,
+            "max_batch": board.load.streams,
+            "batch_tokens": 256 + board.load.streams,
+            "drain_s": 1,
+        },
+    )
+    configure_logging(service="engine", level="info")
+    with (
+        patch.object(connection.RedisEngineWire, "publish", noting),
+        asyncio.Runner(loop_factory=new_io_loop) as runner,
+    ):
+        runner.run(EngineProcess(settings, EngineSecrets(), load=load_noting).run())
+
+
+# gateway
+
+
+def _run_gateway(url: str, board: Board, ready: str, log: str) -> None:
+    """The gateway's process: its own program, whose reading of frames is noted."""
+    from headrace_gateway.app import main as gateway
+
+    read_out = connection.RedisGatewayWire.read_out
+
+    async def noting(
+        self: connection.RedisGatewayWire, gateway: str, after: FrameId, *, block_ms: int
+    ) -> Sequence[OutEntry]:
+        entries = await read_out(self, gateway, after, block_ms=block_ms)
+        for entry in entries:
+            if isinstance(entry.item, Frame):
+                board.note_frame(READ, entry.item)
+        return entries
+
+    _redirect(log)
+    os.environ["HEADRACE_GATEWAY_PEPPER"] = PEPPER
+    flags = ["--redis-url", url, "--http-port", "0", "--grpc-port", "0", "--ready-file", ready]
+    with patch.object(connection.RedisGatewayWire, "read_out", noting):
+        gateway([*flags, "--drain-s", "0", "--drain-notice-s", "0"])
+
+
+def _redirect(log: str) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+
+
+# client
+
+
+def _run_client(port: int, key: str, load: Load, result: str) -> None:
+    """The client's process: opens every stream, notes when bytes come, reads them afterwards."""
+    waiting = selectors.DefaultSelector()
+    heard: list[list[tuple[int, bytes]]] = []
+    for stream in range(load.streams):
+        tcp = socket.create_connection(("127.0.0.1", port))
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tcp.sendall(_request(stream, key, load))
+        heard.append([])
+        waiting.register(tcp, selectors.EVENT_READ, heard[-1])
+    while waiting.get_map():
+        for each, _ in waiting.select(LIMIT_S):
+            tcp = cast("socket.socket", each.fileobj)
+            data = tcp.recv(1 << 16)
+            now = time.monotonic_ns()
+            if data:
+                each.data.append((now, data))
+            else:
+                waiting.unregister(tcp)
+                tcp.close()
+    np.save(result, np.stack([_arrivals(pieces, load.tokens) for pieces in heard]))
+
+
+def _request(stream: int, key: str, load: Load) -> bytes:
+    body = json.dumps(
+        {
+            "model": "SmolLM2-135M-Instruct",
+            "prompt": [FIRST_TOKEN + stream] * PROMPT_TOKENS,
+            "max_tokens": load.tokens,
+            "ignore_eos": True,
+            "stream": True,
+        }
+    )
+    head = (
+        "POST /v1/completions HTTP/1.1",
+        "Host: 127.0.0.1",
+        f"Authorization: Bearer {key}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    )
+    return ("\r\n".join(head) + "\r\n\r\n" + body).encode()
+
+
+def _arrivals(pieces: Sequence[tuple[int, bytes]], tokens: int) -> NDArray[np.int64]:
+    """int64[tokens]: when the event that held a token was here whole."""
+    everything = b"".join(data for _, data in pieces)
+    if b"data: [DONE]" not in everything:
+        raise SystemExit(f"a stream did not end well: {everything[-400:]!r}")
+    ends = np.cumsum([len(data) for _, data in pieces])
+    times = np.array([at for at, _ in pieces])
+    arrivals = np.zeros(tokens, np.int64)
+    known = 0
+    # the id of an event counts the tokens up to and with it
+    for found in re.finditer(rb"id: (\d+)\ndata: [^\n]*\n\n", everything):
+        upto = int(found[1])
+        arrivals[known:upto] = times[np.searchsorted(ends, found.end())]
+        known = upto
+    return arrivals
+
+
+# floors
+
+
+def ping_floor(server: RedisServer) -> list[float]:
+    """Seconds of PING round trips on a plain socket."""
+    times: list[float] = []
+    with _connect(server) as tcp:
+        for _ in range(1000):
+            began = time.monotonic_ns()
+            tcp.sendall(b"PING\r\n")
+            tcp.recv(64)
+            times.append((time.monotonic_ns() - began) / 1e9)
+    return times
+
+
+def stream_floor(server: RedisServer, load: Load) -> list[float]:
+    """Seconds from a bare XADD in one process to its entry in another that waits in XREAD."""
+    ones = [1] * load.streams
+    frame = Frame(version=1, engine="bench-00000000", slots=range(load.streams), attempts=ones)
+    frame.firsts.extend([200] * load.streams)
+    frame.counts.extend(ones)
+    frame.logged.extend([192] * load.streams)
+    frame.tokens.extend(range(FIRST_TOKEN, FIRST_TOKEN + load.streams))
+    size, count = frame.ByteSize(), 300
+    writer = multiprocessing.get_context("spawn").Process(
+        target=_run_writer, args=(server.port, size, count), daemon=True
+    )
+    writer.start()
+    times: list[float] = []
+    last = b"0-0"
+    with _connect(server) as tcp:
+        while len(times) < count:
+            tcp.sendall(_packed(b"XREAD", b"BLOCK", b"20000", b"STREAMS", b"bench", last))
+            reply = tcp.recv(1 << 16)
+            now = time.monotonic_ns()
+            last = re.findall(rb"\d{13,}-\d+", reply)[-1]
+            times += [(now - int(sent)) / 1e9 for sent in re.findall(rb"at=(\d+);", reply)]
+    writer.join(10)
+    return times
+
+
+def _run_writer(port: int, size: int, count: int) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as tcp:
+        for _ in range(count):
+            time.sleep(0.005)
+            payload = b"at=%d;" % time.monotonic_ns()
+            tcp.sendall(_packed(b"XADD", b"bench", b"*", b"frame", payload.ljust(size, b".")))
+            tcp.recv(64)
+
+
+def _connect(server: RedisServer) -> socket.socket:
+    tcp = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return tcp
+
+
+def _packed(*words: bytes) -> bytes:
+    parts = b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+    return b"*%d\r\n%s" % (len(words), parts)
+
+
+# the whole
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The processes that are measured."""
+
+    board: Board
+    folder: str
+    port: int
+    key: str
+    pids: Mapping[str, int]
+
+
+@contextlib.contextmanager
+def served(server: RedisServer, load: Load, folder: str) -> Generator[Stack]:
+    """Engine and gateway, ready; ended with the block."""
+    spawn = multiprocessing.get_context("spawn")
+    board = Board.create(folder, load)
+    key = asyncio.run(_make_key(server.url))
+    processes = {
+        name: spawn.Process(
+            target=run,
+            args=(server.url, board, f"{folder}/{name}.json", f"{folder}/{name}.log"),
+            daemon=True,
+        )
+        for name, run in (("engine", _run_engine), ("gateway", _run_gateway))
+    }
+    for process in processes.values():
+        process.start()
+    try:
+        ports = [_wait(folder, name, process) for name, process in processes.items()]
+        pids = {name: process.pid or 0 for name, process in processes.items()}
+        _wait_serving(ports[1])
+        yield Stack(board, folder, ports[1], key, {"server": server.pid, **pids})
+    finally:
+        for process in reversed(processes.values()):
+            process.terminate()
+            process.join(5)
+            process.kill()
+
+
+async def _make_key(url: str) -> str:
+    from headrace_gateway.auth.keys import KeyStore
+
+    wire = await connection.connect_gateway(url)
+    try:
+        keys = KeyStore(wire, PEPPER.encode(), SystemClock())
+        key, _ = await keys.create(name="bench", scopes=("inference",))
+    finally:
+        await wire.close()
+    return key
+
+
+def _wait(folder: str, name: str, process: BaseProcess) -> int:
+    """Its HTTP port, once it is ready."""
+    ready = Path(folder) / f"{name}.json"
+    while not ready.exists():
+        if process.exitcode is not None:
+            raise SystemExit(f"{name} ended:\n{(Path(folder) / f'{name}.log').read_text()}")
+        time.sleep(0.05)
+    return int(json.loads(ready.read_text())["http_port"])
+
+
+def _wait_serving(port: int) -> None:
+    while True:
+        with socket.create_connection(("127.0.0.1", port)) as tcp:
+            tcp.sendall(b"GET /health/ready HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            if b" 200 " in tcp.recv(4096).partition(b"\r\n")[0]:
+                return
+        time.sleep(0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round of streams showed. Arrays are seconds, float64[streams, tokens]."""
+
+    added: NDArray[np.float64]
+    parts: Mapping[str, NDArray[np.float64]]
+    cpu_us: Mapping[str, float]
+    """CPU time of each process, microseconds per step."""
+    together: float
+    """Share of tokens that came with another token of their stream in one event."""
+
+
+def run_round(stack: Stack, number: int) -> Round:
+    """Runs every stream once, in a client process, and reads the board."""
+    board, load = stack.board, stack.board.load
+    board.round[0] = number
+    before = {name: _cpu_s(pid) for name, pid in stack.pids.items()}
+    result = f"{stack.folder}/client-{number}.npy"
+    client = multiprocessing.get_context("spawn").Process(
+        target=_run_client, args=(stack.port, stack.key, load, result), daemon=True
+    )
+    client.start()
+    client.join(LIMIT_S)
+    if client.exitcode != 0:
+        raise SystemExit(f"the client failed\n{Path(stack.folder, 'gateway.log').read_text()}")
+    cpu_us = {
+        name: (_cpu_s(pid) - before[name]) / load.tokens * 1e6 for name, pid in stack.pids.items()
+    }
+    inner = slice(SKIP, load.tokens - SKIP)
+    arrived: NDArray[np.int64] = np.load(result)[:, inner]
+    done, sent, read = (board.stamps[number, stamp][:, inner] for stamp in (DONE, SENT, READ))
+    if not (done > 0).all() or not (arrived >= done).all():
+        raise SystemExit("a token arrived before its step was done: the stamps are wrong")
+    parts: dict[str, NDArray[np.float64]] = {}
+    if number:
+        parts = {
+            "engine": (sent - done) / 1e9,
+            "wire": (read - sent) / 1e9,
+            "gateway": (arrived - read) / 1e9,
+        }
+    together = 1 - np.count_nonzero(np.diff(arrived)) / max(arrived[:, 1:].size, 1)
+    return Round((arrived - done) / 1e9, parts, cpu_us, together)
+
+
+def _cpu_s(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    """Runs the stack and prints the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=400, help="of each stream")
+    parser.add_argument("--step-ms", type=float, default=20.0)
+    arguments = parser.parse_args()
+    load = Load(arguments.streams, arguments.tokens, arguments.step_ms / 1000)
+    if load.tokens <= 2 * SKIP or load.streams < 1:
+        parser.error(f"--tokens must be above {2 * SKIP}, --streams above 0")
+    signal.signal(signal.SIGALRM, _too_long)
+    signal.alarm(LIMIT_S + round(2 * load.tokens * load.step_s))
+    busy = os.getloadavg()[0]
+    with redis_server() as server, tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        floors = {"ping": ping_floor(server), "xadd_xread": stream_floor(server, load)}
+        with served(server, load, folder) as stack:
+            rounds = [run_round(stack, number) for number in (0, 1)]
+    _report(load, floors, rounds, busy)
+
+
+def _too_long(number: int, frame: object) -> None:
+    raise SystemExit("it takes too long: something hangs")
+
+
+def _report(
+    load: Load, floors: Mapping[str, Sequence[float]], rounds: Sequence[Round], busy: float
+) -> None:
+    plain, noted = rounds
+    steps = plain.added.T  # what a step adds to its last token: the gateway's work for all
+    rows = {
+        **{name: _percentiles(times) for name, times in floors.items()},
+        "added": _percentiles(plain.added.ravel().tolist()),
+        "first_of_step": _percentiles(steps.min(axis=1).tolist()),
+        "last_of_step": _percentiles(steps.max(axis=1).tolist()),
+    }
+    parts = {
+        name: statistics.median(values.ravel().tolist()) for name, values in noted.parts.items()
+    }
+    print(f"{load.streams} streams, {load.tokens} tokens each, {load.step_s * 1000:g} ms a step")
+    for name, values in rows.items():
+        print(
+            f"  {name:14} ms " + "  ".join(f"{key} {value:7.3f}" for key, value in values.items())
+        )
+    whole = sum(parts.values())
+    shares = ", ".join(f"{name} {t * 1000:.3f} ({t / whole:.0%})" for name, t in parts.items())
+    print(f"  parts at the median, ms: {shares}")
+    ratio = rows["added"]["p50"] / rows["xadd_xread"]["p50"]
+    print(f"  a token takes {ratio:.1f} times a bare XADD to XREAD at the median")
+    spent = ", ".join(f"{name} {us:.0f}" for name, us in plain.cpu_us.items())
+    print(f"  CPU of a step, us: {spent}; {plain.together:.2%} of tokens shared an event")
+    print(f"  load average at start {busy:.1f} on {os.cpu_count()} cores")
+    result = {
+        "bench": "added_latency",
+        "commit": _commit(),
+        "device": f"{platform.machine()} {platform.system()}, {os.cpu_count()} cores",
+        "load_average": round(busy, 1),
+        "streams": load.streams,
+        "tokens": load.tokens,
+        "step_ms": load.step_s * 1000,
+        **{f"{name}_ms": {k: round(v, 4) for k, v in row.items()} for name, row in rows.items()},
+        "added_over_xadd_xread_p50": round(ratio, 2),
+        "parts_p50_ms": {name: round(t * 1000, 4) for name, t in parts.items()},
+        "cpu_us_per_step": {name: round(us) for name, us in plain.cpu_us.items()},
+        "tokens_sharing_an_event": round(plain.together, 4),
+    }
+    print(json.dumps(result))
+
+
+def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """In milliseconds."""
+    ordered = sorted(seconds)
+    return {
+        name: ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1000
+        for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
+    }
+
+
+def _commit() -> str:
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    main()
