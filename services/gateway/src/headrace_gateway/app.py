@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import secrets
@@ -199,6 +200,8 @@ class GatewayProcess:
                 group.create_task(http.serve(api, last_words_s=LAST_WORDS_S), name="http")
                 health = group.create_task(rpc.report_health(), name="grpc health")
                 await http.started()
+                gc.collect()
+                gc.freeze()  # what start-up made lives as long as the process
                 self._announce(http.port, rpc.port)
                 await stopping.wait()
                 await self._drain(service, readiness, rpc)

@@ -191,6 +191,23 @@ async def test_silence_is_a_keep_alive_and_leaving_ends_the_iteration() -> None:
     assert not call.sessions[0].listeners
 
 
+async def test_silence_counts_from_the_last_event() -> None:
+    call = opened()
+    running = Running(call, Owner(), after=lambda _: 0, keepalive_s=0.05)
+    first = asyncio.ensure_future(anext(running))
+    await asyncio.sleep(0.03)
+    say(call, "a")
+    delta = await first
+    assert isinstance(delta, Delta)
+    began = asyncio.get_running_loop().time()
+    assert await anext(running) == KeepAlive()
+    assert asyncio.get_running_loop().time() - began >= 0.045
+    assert await anext(running) == KeepAlive()
+    say(call, "b", LENGTH)
+    assert [event.text for event in await deltas(running)] == ["b"]
+    await running.aclose()
+
+
 async def test_what_a_reader_knows_of_its_call() -> None:
     running = reader(opened())
     assert (running.id, running.model, running.n, running.prompt_tokens) == ("r", "toy", 1, 3)

@@ -140,6 +140,11 @@ class Running:
         self._call = call
         self._owner = owner
         self._keepalive_s = keepalive_s
+        self._alarm: asyncio.TimerHandle | None = None
+        self._spoke_at = 0.0
+        """Time of the event loop at which the last event was given."""
+        self._silent = False
+        """Whether nothing was given for ``keepalive_s``."""
         self._wake = asyncio.Event()
         self._events: deque[Event] = deque()
         self._cursors: list[int] = []
@@ -209,11 +214,12 @@ class Running:
             if failure is not None:
                 self._over = True
                 raise failure
-            try:
-                async with asyncio.timeout(self._keepalive_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                return KeepAlive()
+            if self._silent:
+                return self._give(KeepAlive())
+            if self._alarm is None:
+                self._spoke_at = asyncio.get_running_loop().time()
+                self._set_alarm(self._keepalive_s)
+            await self._wake.wait()
 
     async def cancel(self) -> None:
         """Cancels the call, for every reader; the stream ends with CANCELLED."""
@@ -226,12 +232,29 @@ class Running:
         if self._closed:
             return
         self._closed = True
+        if self._alarm is not None:
+            self._alarm.cancel()
         for session in self._call.sessions:
             session.listeners.discard(self._wake.set)
         self._call.readers.discard(self)
         await self._owner.left(self._call, self)
 
+    def _set_alarm(self, after_s: float) -> None:
+        # One alarm for many events, and not a timeout for each: most have their event by far.
+        self._alarm = asyncio.get_running_loop().call_later(after_s, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        rest_s = self._spoke_at + self._keepalive_s - asyncio.get_running_loop().time()
+        if rest_s > 0:
+            self._set_alarm(rest_s)
+            return
+        self._silent = True
+        self._wake.set()
+
     def _give(self, event: Event) -> Event:
+        self._spoke_at = asyncio.get_running_loop().time()
+        self._silent = False
         if isinstance(event, Delta):
             self._cursors[event.index] = event.cursor
         elif isinstance(event, Done):
