@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.pb.queue_pb2 import Frame, ModelCard
+from headrace_transport.errors import RecordRejected
 from headrace_transport.interface import FIRST_FRAME, ApiKey, EngineInfo
 from support.wires import (
     GATEWAY,
@@ -191,3 +193,59 @@ async def test_control_stream_of_a_dead_engine_goes(wires: Wires) -> None:
     await wires.pass_ms(2 * SHORT_MS)
     await engine.reap(MODEL)
     assert await engine.read_control("e-1", "0-0", block_ms=1) == []
+
+
+OLD = "engine-1-0a1b2c3d"
+NEW = "engine-1-99998888"
+STRANGERS = ("engine-2-0a1b2c3d", "engine-1-0a1b2c3d-00001111", "engine-1-not-hexx", "engine-1.x")
+"""Other names, however alike: one that ends like a nonce, one that has none."""
+
+
+async def test_a_successor_of_the_same_name_need_not_wait_for_the_lease(wires: Wires) -> None:
+    gateway, old, new = await wires.gateway(), await wires.engine(), await wires.engine()
+    await old.beat_engine(replace(INFO, process=OLD), ttl_ms=LEASE_MS)
+    await new.beat_engine(replace(INFO, process=NEW, state="loading"), ttl_ms=LEASE_MS)
+    await gateway.submit(record("r1"), max_queued=9)
+    await gateway.submit(record("r2", slot=11), max_queued=9)
+    assert set(await claim(old, OLD)) == {"r1", "r2"}
+    assert await claim(new, NEW) == {}
+
+    assert await new.supersede(MODEL, NEW) == 2
+
+    taken = await claim(new, NEW)
+    assert {name: (each.attempt, each.crashes) for name, each in taken.items()} == {
+        "r1": (2, 1),
+        "r2": (2, 1),
+    }
+    assert [info.process for info in await gateway.engines(MODEL)] == [NEW]
+    assert await new.supersede(MODEL, NEW) == 0
+    # one that does live after all changes nothing any more
+    renewed = await old.renew(MODEL, OLD, {"r1": 1, "r2": 1}, lease_ms=LEASE_MS)
+    assert set(renewed.lost) == {"r1", "r2"}
+    assert not await finish(old, "r1", name=OLD)
+    assert await finish(new, "r1", attempt=2, name=NEW)
+
+
+async def test_a_successor_leaves_other_names_and_models_alone(wires: Wires) -> None:
+    gateway, other, new = await wires.gateway(), await wires.engine(), await wires.engine()
+    for name in STRANGERS:
+        await other.beat_engine(replace(INFO, process=name), ttl_ms=LEASE_MS)
+        await gateway.submit(record(name), max_queued=9)
+        assert set(await claim(other, name)) == {name}
+    await other.beat_engine(replace(INFO, process=OLD, model="another"), ttl_ms=LEASE_MS)
+    await new.beat_engine(replace(INFO, process=NEW), ttl_ms=LEASE_MS)
+
+    assert await new.supersede(MODEL, NEW) == 0
+
+    assert await claim(new, NEW) == {}
+    listed = {info.process for info in await gateway.engines(MODEL)}
+    assert listed == {*STRANGERS, NEW}
+    assert [info.process for info in await gateway.engines("another")] == [OLD]
+    for name in STRANGERS:
+        assert not (await other.renew(MODEL, name, {name: 1}, lease_ms=LEASE_MS)).lost
+
+
+async def test_only_a_booted_process_supersedes(wires: Wires) -> None:
+    engine = await wires.engine()
+    with pytest.raises(RecordRejected, match="hex digits"):
+        await engine.supersede(MODEL, "engine-1")

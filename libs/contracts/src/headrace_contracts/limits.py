@@ -20,6 +20,8 @@ MAX_NAME: Final = 64
 """Characters of a request id, tenant or key id."""
 MAX_PROCESS_NAME: Final = 128
 """Characters of a process id: a host name and a boot nonce."""
+BOOT_NONCE: Final = 8
+"""Hex digits at the end of a process id, after its name and a hyphen."""
 MAX_MODEL_NAME: Final = 128
 """Characters of a model's name."""
 SUSPECT_CRASHES: Final = 2

@@ -327,6 +327,15 @@ class EngineWire(Protocol):
 
     async def leave_engine(self, info: EngineInfo) -> None: ...
 
+    async def supersede(self, model: str, engine: str) -> int:
+        """Ends the leases of processes of the same name with another nonce, and forgets them: an
+        engine whose name nobody else can have calls it before its first claim. How many leases.
+
+        The requests count a crash each, as when a lease expires. A predecessor that does live
+        loses its work, and changes nothing any more.
+        """
+        ...
+
     async def reap(self, model: str) -> None:
         """Clears what dead processes left: requests of dead gateways are marked cancelled,
         expired process leases removed, out and control streams of the dead deleted.

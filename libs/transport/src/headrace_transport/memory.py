@@ -29,7 +29,7 @@ from headrace_kit.clock import Clock, SystemClock
 
 from headrace_transport.claims import Claims, Taken
 from headrace_transport.endings import ending_of, terminal_frame, total_usage
-from headrace_transport.errors import TransportUnavailable
+from headrace_transport.errors import RecordRejected, TransportUnavailable
 from headrace_transport.interface import (
     ApiKey,
     Claimed,
@@ -46,7 +46,7 @@ from headrace_transport.interface import (
 from headrace_transport.logs import append_all
 from headrace_transport.memory_streams import Stream
 from headrace_transport.memory_work import ModelWork, Work, append_log, marks_of
-from headrace_transport.names import check_model, check_name, check_process
+from headrace_transport.names import check_model, check_name, check_process, name_of
 from headrace_transport.options import WireOptions
 from headrace_transport.records import encode, lengths_of
 
@@ -465,6 +465,20 @@ class MemoryEngineWire(_MemoryWire):
         self._broker.engines.pop(info.process, None)
         self._broker.controls.pop(info.process, None)
 
+    async def supersede(self, model: str, engine: str) -> int:
+        """See ``EngineWire.supersede``."""
+        await self._broker.enter()
+        name = name_of(engine)
+        predecessors = {
+            other
+            for other, (info, _) in self._broker.engines.items()
+            if other != engine and info.model == model and _is_named(other, name)
+        }
+        for other in predecessors:
+            del self._broker.engines[other]
+            self._broker.controls.pop(other, None)
+        return self._broker.work(model).expire_leases(predecessors)
+
     async def reap(self, model: str) -> None:
         """See ``EngineWire.reap``."""
         await self._broker.enter()
@@ -523,3 +537,10 @@ class MemoryEngineWire(_MemoryWire):
         await self._broker.enter()
         ours = self._broker.work(model).bury(engine, request, attempt, why=why, usage=usage)
         return Settled(ours=ours)
+
+
+def _is_named(process: str, name: str) -> bool:
+    try:
+        return name_of(process) == name
+    except RecordRejected:
+        return False

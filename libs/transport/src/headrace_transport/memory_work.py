@@ -6,7 +6,7 @@ Every method is one atomic step, as one script is. Nothing here awaits.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
@@ -221,6 +221,14 @@ class ModelWork:
             if work is not None and work.is_of(engine, attempt):
                 self._orphan(work)
                 self.bell.ring()
+
+    def expire_leases(self, engines: Collection[str]) -> int:
+        """Ends the leases of ``engines`` now, as ``supersede.lua``; how many there were."""
+        leased = [work for work in self._mine() if work.owner in engines]
+        for work in leased:
+            work.expires_ms = self._now_ms()
+            self.bell.ring()
+        return len(leased)
 
     def finish(
         self,

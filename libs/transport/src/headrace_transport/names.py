@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from headrace_contracts.limits import MAX_MODEL_NAME, MAX_NAME, MAX_PROCESS_NAME
+from headrace_contracts.limits import BOOT_NONCE, MAX_MODEL_NAME, MAX_NAME, MAX_PROCESS_NAME
 
 from headrace_transport.errors import RecordRejected
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_NAME}}}\Z")
 _PROCESS: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_PROCESS_NAME}}}\Z")
+_BOOTED: Final = re.compile(rf"(.+)-[0-9a-f]{{{BOOT_NONCE}}}\Z")
 _MODEL: Final = re.compile(rf"[A-Za-z0-9._:/@+-]{{1,{MAX_MODEL_NAME}}}\Z")
 
 
@@ -31,6 +32,16 @@ def check_process(what: str, name: str) -> str:
             f"not {_shown(name)}"
         )
     return name
+
+
+def name_of(process: str) -> str:
+    """The name in a process id, without the boot nonce; raises ``RecordRejected`` without one."""
+    found = _BOOTED.match(process)
+    if found is None:
+        raise RecordRejected(
+            f"a process id ends in a hyphen and {BOOT_NONCE} hex digits, not {_shown(process)}"
+        )
+    return found[1]
 
 
 def check_model(name: str) -> str:

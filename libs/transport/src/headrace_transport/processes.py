@@ -12,9 +12,9 @@ from headrace_contracts.pb.queue_pb2 import CancelMark
 from headrace_transport.cancels import CancelMarks
 from headrace_transport.errors import CommandFailed
 from headrace_transport.interface import EngineInfo
-from headrace_transport.names import check_model, check_process
+from headrace_transport.names import check_model, check_process, name_of
 from headrace_transport.part import Part
-from headrace_transport.replies import as_fields, as_list, as_text
+from headrace_transport.replies import as_fields, as_int, as_list, as_text
 
 _REAP = 256
 """Requests and processes that one reaping looks at, of each kind."""
@@ -76,6 +76,17 @@ class EngineLeases(Part):
                 ("ZREM", keys.engines(info.model), info.process),
                 ("DEL", keys.engine(info.process), keys.control(info.process)),
             ]
+        )
+
+    async def supersede(self, model: str, engine: str) -> int:
+        """See ``EngineWire.supersede``."""
+        check_process("an engine", engine)
+        return as_int(
+            await self._server.run_model(
+                "supersede",
+                check_model(model),
+                [engine, f"{name_of(engine)}-", keys.engines(model), keys.engine(HOLE)],
+            )
         )
 
     async def reap(self, model: str) -> None:
