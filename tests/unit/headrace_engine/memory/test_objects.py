@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from headrace_engine.memory.objects import ObjectAllocator, Part, align_up
+from headrace_engine.memory.objects import ObjectAllocator, ObjectType, Part, align_up
 
 
 def make(pages: int = 8, page: int = 1024) -> ObjectAllocator:
@@ -105,3 +105,24 @@ def test_audit_notices_lost_pages() -> None:
     objects.pages.alloc(0)
     with pytest.raises(AssertionError, match="lost"):
         objects.audit()
+
+
+@pytest.mark.parametrize("size", [64, 40])
+def test_many_objects_at_once_are_those_that_single_calls_would_take(size: int) -> None:
+    def made() -> tuple[ObjectAllocator, ObjectType]:
+        objects = ObjectAllocator(region_bytes=64 * 8, page_bytes=64)
+        return objects, objects.register([Part(size, 8)])
+
+    (at_once, kind), (one_by_one, other) = made(), made()
+    many = at_once.alloc_many(kind, 5)
+    singles = [one_by_one.alloc(other) for _ in range(5)]
+    assert many == singles
+    assert all(at_once.is_live(allocation) for allocation in many)
+    at_once.audit()
+    rest = at_once.alloc_many(kind, 100)
+    assert 0 < len(rest) < 100
+    assert at_once.alloc_many(kind, 1) == []
+    for allocation in many + rest:
+        at_once.free(allocation)
+    at_once.audit()
+    assert at_once.pages.coalesced()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import pytest
-from headrace_engine.memory.pages import PageAllocator
+from headrace_engine.memory.pages import PageAllocator, RunSet
 from hypothesis import given, settings
 
 
@@ -94,3 +94,35 @@ def test_random_use_never_overlaps_and_is_undone_exactly(
         ]
         assert sorted(used + free) == list(range(count))
         assert pages.free_pages == len(free)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.integers(1, 3000), st.lists(st.integers(0, 2999), max_size=40), st.integers(0, 3001))
+def test_many_pages_at_once_are_those_that_single_calls_would_take(
+    count: int, held: list[int], wanted: int
+) -> None:
+    at_once, one_by_one = PageAllocator(count), PageAllocator(count)
+    for page in set(held):
+        if page < count:
+            at_once.claim(page, 0)
+            one_by_one.claim(page, 0)
+    singles = [one_by_one.alloc(0) for _ in range(wanted)]
+    assert at_once.alloc_pages(wanted) == [page for page in singles if page is not None]
+    assert at_once.runs() == one_by_one.runs()
+    assert at_once.free_pages == one_by_one.free_pages
+
+
+def test_the_least_run_is_found_across_words_of_the_mask() -> None:
+    runs = RunSet(5000)
+    for member in (4999, 2048, 1023, 1024):
+        runs.add(member)
+    assert runs.members() == [1023, 1024, 2048, 4999]
+    assert 1024 in runs
+    assert 1025 not in runs
+    assert [runs.pop_least(), runs.pop_least()] == [1023, 1024]
+    runs.remove(4999)
+    assert runs.members() == [2048]
+    assert runs != RunSet(5000)
+    assert runs.pop_least() == 2048
+    assert runs == RunSet(5000)
+    assert not runs.summary

@@ -9,6 +9,7 @@ Next     headrace_engine.cache.logical_pool
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import NewType
 
@@ -17,6 +18,8 @@ from headrace_contracts.prefix_key import PrefixKey
 from numpy.typing import NDArray
 
 from headrace_engine.memory.objects import Allocation, ObjectType
+
+_LITTLE = sys.byteorder == "little"
 
 Stamp = NewType("Stamp", int)
 """Logical time of last use; larger is later."""
@@ -116,4 +119,4 @@ class SequenceBlocks:
 
 def as_bytes(tokens: NDArray[np.int32]) -> bytes:
     """Tokens as an identity: little-endian int32."""
-    return tokens.astype("<i4", copy=False).tobytes()
+    return tokens.tobytes() if _LITTLE else tokens.byteswap().tobytes()

@@ -43,11 +43,10 @@ class LogicalBlockPool:
 
     def extend(self, holder: SequenceBlocks) -> LogicalBlock:
         """Appends a new private block without memory."""
-        block = LogicalBlock(len(holder.blocks) * self.block_tokens, self.block_tokens)
+        size = self.block_tokens
+        block = LogicalBlock(len(holder.blocks) * size, size, refs=1, holders={holder: None})
         block.slot = self.slots.create(self.block_type, block)
         self.alive += 1
-        block.refs = 1
-        block.holders[holder] = None
         holder.blocks.append(block)
         return block
 

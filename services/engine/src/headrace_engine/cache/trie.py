@@ -1,4 +1,4 @@
-"""PrefixTrie: finds blocks by content. A key only finds; identity is compared in full.
+"""PrefixTrie: finds blocks by content in full. A key names a block to others, and never finds one.
 
 Owner    engine thread
 Writes   its index; ``indexed`` and identity of blocks
@@ -37,14 +37,17 @@ class PrefixTrie:
     Invariants
         a node's parent is a root or a node of this trie
         ``_nodes[node.key] is node`` for every node
+        ``_children[node.parent, node.tokens, node.fingerprints] is node`` for every node
     """
 
-    __slots__ = ("_fold", "_identities", "_nodes", "_roots")
+    __slots__ = ("_children", "_fold", "_identities", "_nodes", "_roots")
 
     def __init__(self, fold: Fold = fold) -> None:
         """``fold`` is replaced by tests only, to force collisions."""
         self._fold = fold
         self._nodes: dict[PrefixKey, LogicalBlock] = {}
+        self._children: dict[tuple[LogicalBlock, bytes, tuple[bytes, ...]], LogicalBlock] = {}
+        """By identity: what is known is found without computing its key."""
         self._roots: dict[RootIdentity, LogicalBlock] = {}
         self._identities: dict[LogicalBlock, RootIdentity] = {}
 
@@ -80,18 +83,19 @@ class PrefixTrie:
         self, parent: LogicalBlock, tokens: bytes, fingerprints: tuple[bytes, ...] = ()
     ) -> LogicalBlock | None:
         """The node after ``parent`` with exactly this content, or None."""
-        assert parent.key is not None
-        node = self._nodes.get(self._fold(parent.key, tokens, fingerprints))
-        if (
-            node is not None
-            and node.parent is parent
-            and node.offset == parent.end
-            and node.tokens == tokens
-            and node.fingerprints == fingerprints
-            and all(fingerprints)
-        ):
-            return node
-        return None
+        node = self._children.get((parent, tokens, fingerprints))
+        return node if node is not None and node.offset == parent.end else None
+
+    def walk(self, parent: LogicalBlock, tokens: bytes, block_bytes: int) -> list[LogicalBlock]:
+        """The longest run of nodes after ``parent`` with exactly this content, full blocks only."""
+        find, found = self._children.get, list[LogicalBlock]()
+        for begin in range(0, len(tokens) - block_bytes + 1, block_bytes):
+            node = find((parent, tokens[begin : begin + block_bytes], ()))
+            if node is None:
+                break
+            found.append(node)
+            parent = node
+        return found
 
     def insert(
         self,
@@ -113,6 +117,7 @@ class PrefixTrie:
         if key in self._nodes:
             return False
         self._nodes[key] = block
+        self._children[parent, tokens, fingerprints] = block
         block.key, block.parent, block.tokens = key, parent, tokens
         block.fingerprints = fingerprints
         block.indexed = True
@@ -124,8 +129,9 @@ class PrefixTrie:
         assert block.indexed
         assert block.key is not None
         assert block.parent is not None
-        del self._nodes[block.key]
         parent = block.parent
+        del self._nodes[block.key]
+        del self._children[parent, block.tokens, block.fingerprints]
         block.indexed = False
         block.key, block.parent, block.tokens, block.fingerprints = None, None, b"", ()
         return parent

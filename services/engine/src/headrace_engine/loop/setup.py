@@ -9,6 +9,9 @@ Next     headrace_engine.executor.thread
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +24,8 @@ def setup_batch(plan: PassPlan, columns: SequenceColumns, *, phase: int) -> Batc
     """The batch of one committed plan: decodes, then chunks that sample, then the others."""
     decode = plan.decode
     decodes = len(decode)
+    if not plan.chunks:
+        return _decode_batch(plan, columns, phase)
     sampling = decodes + sum(chunk.generating for chunk in plan.chunks)
     slots = _join(decode, [_slot(chunk.sequence) for chunk in plan.chunks])
     begins = _join(columns.planned[decode] - 1, [chunk.begin for chunk in plan.chunks])
@@ -52,6 +57,53 @@ def setup_batch(plan: PassPlan, columns: SequenceColumns, *, phase: int) -> Batc
         table_offsets=np.array(plan.table.offsets, np.int64),
         starts=[slot_start(chunk) for chunk in plan.chunks if chunk.starts],
     )
+
+
+def _decode_batch(plan: PassPlan, columns: SequenceColumns, phase: int) -> BatchData:
+    """One token for each row: what follows from that alone is not computed again."""
+    decode = plan.decode
+    constant = _constants(len(decode))
+    return BatchData(
+        pass_id=plan.pass_id,
+        phase=phase,
+        generating=len(decode),
+        slots=decode,
+        begins=columns.planned[decode] - 1,
+        lengths=constant.ones,
+        autoregressive=constant.true,
+        sample_indices=columns.sampled[decode] - 1 - columns.prompt[decode],
+        tokens=constant.zeros,
+        token_offsets=constant.offsets,
+        store_from=constant.zeros,
+        table_slots=np.array(plan.table.slots, np.int32),
+        table_indices=np.array(plan.table.indices, np.int32),
+        table_offsets=np.array(plan.table.offsets, np.int64),
+        starts=[],
+        restores=[],
+        publishes=[],
+    )
+
+
+class _Constants(NamedTuple):
+    """Columns of a batch that only decodes. Batches share them, so they cannot be written."""
+
+    zeros: NDArray[np.int32]
+    ones: NDArray[np.int32]
+    offsets: NDArray[np.int32]
+    true: NDArray[np.bool_]
+
+
+@lru_cache(maxsize=64)
+def _constants(rows: int) -> _Constants:
+    constants = _Constants(
+        np.zeros(rows, np.int32),
+        np.ones(rows, np.int32),
+        np.arange(rows + 1, dtype=np.int32),
+        np.ones(rows, np.bool_),
+    )
+    for column in constants:
+        column.setflags(write=False)
+    return constants
 
 
 def slot_start(chunk: Chunk) -> SlotStart:

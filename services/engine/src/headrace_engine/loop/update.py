@@ -36,8 +36,9 @@ def update_batch(
     """
     assert batch.output is not None
     columns = residents.columns
-    columns.inflight[batch.slots] -= 1
-    assert (columns.inflight[batch.slots] >= 0).all(), "a row came back twice"
+    left = columns.inflight[batch.slots] - 1
+    assert left.min(initial=0) >= 0, "a row came back twice"
+    columns.inflight[batch.slots] = left
     slots = batch.slots[: batch.generating]
     failed = batch.output.failed
     if failed.any():
@@ -66,8 +67,11 @@ def _give_tokens(
     now_s: float,
 ) -> None:
     columns = residents.columns
-    slots = batch.slots[rows]
-    tokens = output.tokens[rows]
+    slots, continues = batch.slots, batch.autoregressive
+    # The executor may use its arrays again, and outputs are given away.
+    tokens = output.tokens.copy()
+    if len(rows) < len(slots):
+        slots, tokens, continues = slots[rows], tokens[rows], continues[rows]
     known = columns.known[slots]
     firsts = known - columns.prompt[slots]
     columns.recent[slots, known - columns.base[slots]] = tokens
@@ -75,16 +79,16 @@ def _give_tokens(
     outputs.set_tokens(columns.handle[slots], columns.choice[slots], firsts, tokens)
     if started:
         _place_started(slots, started, outputs)
-    after_chunk = np.flatnonzero(~batch.autoregressive[rows])
-    for sequence in residents.at(slots[after_chunk]):
-        if sequence.first_token_s is None:
-            sequence.first_token_s = now_s
+    if not continues.all():
+        for sequence in residents.at(slots[~continues]):
+            if sequence.first_token_s is None:
+                sequence.first_token_s = now_s
     if output.chosen_logprobs is not None and lifecycle.logprobs_wanted:
         wanted = columns.logprobs[slots]
         for row in np.flatnonzero(wanted >= 0).tolist():
             outputs.logprobs(row, int(rows[row]), int(wanted[row]), output)
     full = known + 1 >= columns.limit[slots]
-    ending = np.flatnonzero(full | (lifecycle.stop_tokens[tokens] > 0))
+    ending = np.flatnonzero(full | lifecycle.stop_tokens[tokens].astype(np.bool_))
     for row, sequence in zip(ending.tolist(), residents.at(slots[ending]), strict=True):
         token, index = int(tokens[row]), int(firsts[row])
         stops = token in sequence.stop_ids

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from headrace_engine.memory.pages import PageAllocator
 from headrace_engine.memory.slabs import SlabAllocator, SlabStats
@@ -30,8 +30,7 @@ class Part:
     count: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(NamedTuple):
     """Durable record of one object's memory."""
 
     key: int
@@ -110,6 +109,18 @@ class ObjectAllocator:
         self._next_key += 1
         self._live[allocation.key] = allocation
         return allocation
+
+    def alloc_many(self, type: ObjectType, count: int) -> list[Allocation]:
+        """``count`` simple objects, or fewer where there are not so many; as that many ``alloc``."""
+        (slabs,) = self._types[type]
+        first = self._next_key
+        allocations = [
+            Allocation(key, type, (address,))
+            for key, address in enumerate(slabs.alloc_many(count), first)
+        ]
+        self._next_key += len(allocations)
+        self._live.update(zip(range(first, self._next_key), allocations, strict=True))
+        return allocations
 
     def free(self, allocation: Allocation) -> None:
         """Gives an object back. A stale handle is a broken invariant."""

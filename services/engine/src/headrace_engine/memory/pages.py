@@ -1,7 +1,7 @@
 """PageAllocator: a buddy system over the pages of one region. It hands out page numbers.
 
 Owner    engine thread
-Writes   its own bit masks
+Writes   its own sets of runs
 Never    touches bytes; knows addresses
 Rules    memory.coalesce, memory.exact-undo
 Next     headrace_engine.memory.slabs
@@ -12,12 +12,72 @@ lowest fitting run is taken. So undoing an operation gives back exactly the stat
 
 from __future__ import annotations
 
+_WORD = 10
+"""A word of a mask has 1 << 10 bits."""
+
+
+class RunSet:
+    """A set of small integers, as two levels of masks: finding the least costs the same for all sizes.
+
+    Invariants
+        bit w of ``summary`` set  iff  ``words[w]`` is not 0
+    """
+
+    __slots__ = ("summary", "words")
+
+    def __init__(self, size: int) -> None:
+        """For members below ``size``."""
+        self.words = [0] * ((size >> _WORD) + 1)
+        self.summary = 0
+        """0 when it is empty."""
+
+    def __contains__(self, run: int) -> bool:
+        return bool(self.words[run >> _WORD] >> (run & (1 << _WORD) - 1) & 1)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunSet) and self.words == other.words
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def add(self, run: int) -> None:
+        """Puts in what is not in it."""
+        at = run >> _WORD
+        self.words[at] |= 1 << (run & (1 << _WORD) - 1)
+        self.summary |= 1 << at
+
+    def remove(self, run: int) -> None:
+        """Takes out what is in it."""
+        at = run >> _WORD
+        word = self.words[at] = self.words[at] ^ 1 << (run & (1 << _WORD) - 1)
+        if not word:
+            self.summary ^= 1 << at
+
+    def pop_least(self) -> int:
+        """Takes out the least; there must be one."""
+        summary = self.summary
+        at = (summary & -summary).bit_length() - 1
+        word = self.words[at]
+        least = word & -word
+        self.words[at] = word = word ^ least
+        if not word:
+            self.summary = summary ^ 1 << at
+        return at << _WORD | least.bit_length() - 1
+
+    def members(self) -> list[int]:
+        """In order. O(size)."""
+        return [
+            at << _WORD | bit
+            for at, word in enumerate(self.words)
+            for bit in range(word.bit_length())
+            if word >> bit & 1
+        ]
+
 
 class PageAllocator:
     """Runs of ``2**order`` pages, aligned to their own length.
 
     Invariants
-        bit i of ``_free[order]`` set  implies  run i of that order is free and its buddy is not
+        i in ``_free[order]``  implies  run i of that order is free and its buddy is not
         every free page lies in exactly one free run
     """
 
@@ -28,12 +88,12 @@ class PageAllocator:
         if pages < 1:
             raise ValueError(f"a region needs at least one page, not {pages}")
         self.pages = pages
-        self._free = [0] * pages.bit_length()
+        self._free = [RunSet((pages >> order) + 1) for order in range(pages.bit_length())]
         self._free_pages = pages
         start = 0
         for order in reversed(range(len(self._free))):
             if pages - start >= 1 << order:
-                self._free[order] |= 1 << (start >> order)
+                self._free[order].add(start >> order)
                 start += 1 << order
 
     @property
@@ -45,57 +105,68 @@ class PageAllocator:
         """First page of a free run of ``2**order`` pages, or None."""
         free = self._free
         larger = order
-        while larger < len(free) and not free[larger]:
+        while larger < len(free) and not free[larger].summary:
             larger += 1
         if larger >= len(free):
             return None
-        mask = free[larger]
-        lowest = mask & -mask
-        free[larger] = mask ^ lowest
-        run = lowest.bit_length() - 1
+        run = free[larger].pop_least()
         while larger > order:
             larger -= 1
             run <<= 1
-            free[larger] |= 1 << (run | 1)
+            free[larger].add(run | 1)
         self._free_pages -= 1 << order
         return run << order
+
+    def alloc_pages(self, count: int) -> list[int]:
+        """What as many calls of ``alloc(0)`` return, without those that return None."""
+        taken: list[int] = []
+        for order, runs in enumerate(self._free):
+            while runs.summary and len(taken) < count:
+                at = runs.pop_least() << order
+                end = at + (1 << order)
+                middle = min(end, at + count - len(taken))
+                taken += range(at, middle)
+                while middle < end:
+                    rest = (middle & -middle).bit_length() - 1
+                    self._free[rest].add(middle >> rest)
+                    middle += 1 << rest
+        self._free_pages -= len(taken)
+        return taken
 
     def free(self, start: int, order: int) -> None:
         """Gives a run back and merges it with its free buddies."""
         free = self._free
-        assert not any(free[o] >> (start >> o) & 1 for o in range(order, len(free))), (
-            "page run freed twice"
-        )
+        run = start >> order
+        for runs in free[order:]:
+            assert not runs.summary or run not in runs, "page run freed twice"
+            run >>= 1
         run = start >> order
         self._free_pages += 1 << order
         while order + 1 < len(free):
-            buddy = 1 << (run ^ 1)
-            if not free[order] & buddy:
+            runs = free[order]
+            if not runs.summary or run ^ 1 not in runs:
                 break
-            free[order] ^= buddy
+            runs.remove(run ^ 1)
             run >>= 1
             order += 1
-        free[order] |= 1 << run
+        free[order].add(run)
 
     def claim(self, start: int, order: int) -> None:
         """Takes exactly this run, which must be free: the inverse of ``free``."""
         free = self._free
         larger = order
-        while larger < len(free) and not free[larger] >> (start >> larger) & 1:
+        while larger < len(free) and start >> larger not in free[larger]:
             larger += 1
         assert larger < len(free), "claimed pages that are not free"
-        free[larger] ^= 1 << (start >> larger)
+        free[larger].remove(start >> larger)
         while larger > order:
             larger -= 1
-            free[larger] |= 1 << ((start >> larger) ^ 1)
+            free[larger].add((start >> larger) ^ 1)
         self._free_pages -= 1 << order
 
     def runs(self) -> list[list[int]]:
         """First pages of the free runs, per order: for audits and statistics."""
-        return [
-            [i << order for i in range(mask.bit_length()) if mask >> i & 1]
-            for order, mask in enumerate(self._free)
-        ]
+        return [[run << order for run in runs.members()] for order, runs in enumerate(self._free)]
 
     def coalesced(self) -> bool:
         """Whether every page is free and every buddy merged, as after construction."""

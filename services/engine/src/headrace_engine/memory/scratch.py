@@ -40,6 +40,12 @@ class Trial:
             self._log.append((True, allocation))
         return allocation
 
+    def alloc_many(self, type: ObjectType, count: int) -> list[Allocation]:
+        """As ``ObjectAllocator.alloc_many``, undoable."""
+        allocations = self._objects.alloc_many(type, count)
+        self._log += [(True, allocation) for allocation in allocations]
+        return allocations
+
     def free(self, allocation: Allocation) -> None:
         """As ``ObjectAllocator.free``, undoable."""
         self._objects.free(allocation)

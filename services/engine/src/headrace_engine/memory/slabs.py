@@ -91,6 +91,17 @@ class SlabAllocator:
         self.used += 1
         return slab * self._page_bytes + (lowest.bit_length() - 1) * self.object_bytes
 
+    def alloc_many(self, count: int) -> list[int]:
+        """What as many calls of ``alloc`` return, without those that return None."""
+        if self.capacity > 1 or self._order:
+            found = (self.alloc() for _ in range(count))
+            return [address for address in found if address is not None]
+        # A slab of one object is a page: none of them is ever in part free.
+        slabs = self._pages.alloc_pages(count)
+        self._free.update(dict.fromkeys(slabs, 0))
+        self.used += len(slabs)
+        return [slab * self._page_bytes for slab in slabs]
+
     def free(self, address: int) -> None:
         """Takes an object back; an empty slab returns to the pages at once."""
         slab, bit = self._locate(address)

@@ -35,14 +35,9 @@ def create_missing_blocks(pool: LogicalBlockPool, holder: SequenceBlocks, length
 
 def match_prompt(pool: LogicalBlockPool, holder: SequenceBlocks, tokens: bytes) -> None:
     """Shares the longest known run of full blocks. Their content need not be valid yet."""
-    size = 4 * pool.block_tokens
-    find, share = pool.trie.find, pool.share
-    for begin in range(0, len(tokens) - size + 1, size):
-        assert holder.chain is not None
-        node = find(holder.chain, tokens[begin : begin + size])
-        if node is None:
-            return
-        share(holder, node)
+    assert holder.chain is not None
+    for node in pool.trie.walk(holder.chain, tokens, 4 * pool.block_tokens):
+        pool.share(holder, node)
 
 
 def index_missing_blocks(pool: LogicalBlockPool, holder: SequenceBlocks, tokens: bytes) -> None:

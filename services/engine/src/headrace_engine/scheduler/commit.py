@@ -126,21 +126,23 @@ def _cross_into_blocks(
     residents: Residents, extended: list[tuple[Sequence, LogicalBlock]], table: TableChanges
 ) -> None:
     """Each gets its new block, and the block before it is complete: its content is published."""
-    columns, pool = residents.columns, residents.pool
+    columns, pool, holders = residents.columns, residents.pool, residents.holders
     slots = np.array([sequence.slot for sequence, _ in extended], np.int32)
     columns.flush_all(slots, [sequence for sequence, _ in extended])
-    planned: list[int] = columns.planned[slots].tolist()
-    for (sequence, block), written in zip(extended, planned, strict=True):
-        assert sequence.slot is not None
+    planned = columns.planned[slots]
+    offsets: list[int] = []
+    for (sequence, block), written in zip(extended, planned.tolist(), strict=True):
+        number = sequence.number
+        block.valid = True
+        block.publisher = number
         assert block.slot is not None
         assert block.slot.allocation is not None
-        block.valid = True
-        block.publisher = sequence.number
-        table.slots.append(sequence.slot)
-        table.indices.append(block.offset // pool.block_tokens)
-        table.offsets.append(block.slot.allocation.addresses[0])
-        publish_complete(pool, residents.holders[sequence.number], sequence, written)
-    columns.capacity[slots] = [block.end for _, block in extended]
+        offsets.append(block.slot.allocation.addresses[0])
+        publish_complete(pool, holders[number], sequence, written)
+    table.slots += slots.tolist()
+    table.indices += (planned // pool.block_tokens).tolist()
+    table.offsets += offsets
+    columns.capacity[slots] = planned + pool.block_tokens
 
 
 def _commit_chunk(residents: Residents, chunk: Chunk, table: TableChanges, now_s: float) -> None:

@@ -109,6 +109,14 @@ class Grants:
         self.ops.append(MemoryOp(block, allocation, granted=True))
         return True
 
+    def take_free_many(self, blocks: Sequence[LogicalBlock]) -> int:
+        """Memory for the first of these blocks, as far as some is free. Returns for how many."""
+        allocations = self._trial.alloc_many(self._pool.block_type, len(blocks))
+        granted = list(zip(blocks, allocations, strict=False))
+        self.granted.update(granted)
+        self.ops += [MemoryOp(block, allocation, True) for block, allocation in granted]
+        return len(granted)
+
     def take_all(self, taker: Claimant, blocks: Sequence[LogicalBlock]) -> int:
         """Memory for every block, or nothing is changed. Returns how many it is short of."""
         blocks = [b for b in blocks if b not in self.granted]

@@ -58,7 +58,11 @@ def plan_resume(
         if block.indexed:
             store_from = resume
     needed = -(-known // size)
-    missing = tuple(b for b in holder.blocks[:needed] if not b.allocated or b in lost)
+    missing = tuple(
+        b
+        for b in holder.blocks[:needed]
+        if (held := b.slot) is None or held.allocation is None or b in lost
+    )
     return ResumePlan(min(resume, upper), store_from, missing)
 
 

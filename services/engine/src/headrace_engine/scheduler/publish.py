@@ -18,14 +18,14 @@ def publish_complete(
     pool: LogicalBlockPool, holder: SequenceBlocks, sequence: Sequence, written: int
 ) -> None:
     """Indexes blocks whose tokens are all known and whose KV lies below ``written``."""
+    if holder.chain is None:
+        return
     size = pool.block_tokens
-    complete = min(written, sequence.length) // size
-    while holder.chain is not None and holder.chained < complete:
-        block = holder.blocks[holder.chained]
-        if not block.valid:
+    for i in range(holder.chained, min(written, sequence.length) // size):
+        if not holder.blocks[i].valid:
             return
-        tokens = as_bytes(sequence.tokens[block.offset : block.end])
-        pool.index_next(holder, tokens)
+        if not pool.index_next(holder, as_bytes(sequence.tokens[i * size : i * size + size])):
+            return
 
 
 def mark_produced(holder: SequenceBlocks, begin: int, end: int, block_tokens: int) -> None:

@@ -162,9 +162,9 @@ class Residents:
         columns.enter(slot, sequence)
         blocks = self.holders[sequence.number].blocks
         addresses = [
-            b.slot.allocation.addresses[0]
+            allocation.addresses[0]
             for b in blocks
-            if b.slot is not None and b.slot.allocation is not None
+            if (held := b.slot) is not None and (allocation := held.allocation) is not None
         ]
         columns.capacity[slot] = len(addresses) * self._settings.block_tokens
         return addresses

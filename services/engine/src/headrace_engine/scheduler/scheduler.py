@@ -156,21 +156,29 @@ class Scheduler:
         if not len(decoding):
             return decoding, []
         rows, crossing = plan_continue(residents.columns, decoding)
+        return rows, self._extend(grants, residents.at(crossing)) if len(crossing) else []
+
+    def _extend(
+        self, grants: Grants, crossers: list[Sequence]
+    ) -> list[tuple[Sequence, LogicalBlock]]:
+        """One block more for each. As long as there is a free one for each, order does not matter."""
         extended: list[tuple[Sequence, LogicalBlock]] = []
-        if len(crossing):
-            crossers = residents.at(crossing)
-            # As long as there is a free block for each, the order does not matter.
-            if self.objects.capacity_left(self.pool.block_type) < len(crossers):
-                crossers.sort(key=residents.order.rank)
-            for sequence in crossers:
-                if sequence.number in grants.paused:
-                    continue
-                block = self._block_after(sequence)
-                if grants.take_free(block) or grants.take(residents.claimant(sequence), block):
-                    extended.append((sequence, block))
-                else:
-                    grants.paused[sequence.number] = None
-        return rows, extended
+        if self.objects.capacity_left(self.pool.block_type) >= len(crossers):
+            blocks = [self._block_after(sequence) for sequence in crossers]
+            done = grants.take_free_many(blocks)
+            extended += zip(crossers[:done], blocks, strict=False)
+            crossers = crossers[done:]
+        else:
+            crossers.sort(key=self.residents.order.rank)
+        for sequence in crossers:
+            if sequence.number in grants.paused:
+                continue
+            block = self._block_after(sequence)
+            if grants.take_free(block) or grants.take(self.residents.claimant(sequence), block):
+                extended.append((sequence, block))
+            else:
+                grants.paused[sequence.number] = None
+        return extended
 
     def _block_after(self, sequence: Sequence) -> LogicalBlock:
         """The block of the position that is planned next; made if need be."""

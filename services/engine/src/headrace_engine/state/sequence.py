@@ -142,7 +142,12 @@ class SequenceColumns:
         known: list[int] = self.known[slots].tolist()
         recent = self.recent[slots]
         for sequence, row, count in zip(sequences, recent, known, strict=True):
-            sequence.append(row[: count - sequence.length])
+            length = sequence.length
+            if count <= len(sequence.tokens):
+                sequence.tokens[length:count] = row[: count - length]
+                sequence.length = count
+            else:
+                sequence.append(row[: count - length])
         self.base[slots] = known
 
     def flush(self, slot: int, sequence: Sequence) -> None:
