@@ -96,6 +96,25 @@ async def test_a_killed_engine_is_continued_at_the_next_token(
     assert second.exit_code is None
 
 
+async def test_a_restarted_engine_of_a_sole_name_waits_for_no_lease(
+    server: RedisServer, start: Start
+) -> None:
+    alone = ("--lease-ms", "600000", "--stall-s", "600", "--name", "engine", "--sole-name", "true")
+    first = start(*alone)
+    assert first.ready
+    async with wire_client(server.url) as client:
+        await client.submit(make_record(prompt=PROMPT, max_new_tokens=400, slot=1))
+        await client.until_tokens(1, 60)
+        first.kill()
+        delivered = len(client.out.tokens[1])
+        start(*alone)
+        out = await client.until_finished(1)
+        await client.settled("r1")
+        assert len(out.tokens[1]) == 400
+        assert switched_at(out.tokens[1]) >= delivered
+        assert await logged(client, "r1") == out.tokens[1]
+
+
 async def test_an_engine_that_wakes_after_its_lease_changes_nothing(
     server: RedisServer, start: Start
 ) -> None:

@@ -112,6 +112,12 @@ async def test_a_service_is_ready_when_its_own_file_is_there(tmp_path: Path) -> 
     assert not await spec.is_ready()
 
 
+def test_the_engine_is_told_that_nobody_else_has_its_name(tmp_path: Path) -> None:
+    environ = processes(tmp_path, environ={"HEADRACE_ENGINE_NAME": "mine"}).engine().environ
+    assert environ["HEADRACE_ENGINE_NAME"] == "engine"
+    assert environ["HEADRACE_ENGINE_SOLE_NAME"] == "true"
+
+
 def test_the_last_runs_log_is_kept(tmp_path: Path) -> None:
     made = processes(tmp_path)
     log = made.engine().log_file

@@ -29,6 +29,7 @@ def test_the_defaults_agree_with_each_other() -> None:
         ),
         (EngineSettings(executor="cuda", dtype="packed"), ("dtype (packed)", "cuda")),
         (EngineSettings(executor="cuda", kv_dtype="float32"), ("kv_dtype (float32)", "cuda")),
+        (EngineSettings(sole_name=True), ("sole_name", "name")),
         (EngineSettings(stall_s=1.0, lease_ms=30_000), ("stall_s (1 s)", "lease_ms (30000 ms)")),
     ],
 )

@@ -21,7 +21,7 @@ from headrace_cli.supervisor import ChildSpec
 GATEWAY_DRAIN_S: Final = 2.0
 ENGINE_DRAIN_S: Final = 2.0
 ENGINE_LEASE_MS: Final = "5000"
-"""All on one machine: requests of an engine that died go on this soon after it is back."""
+"""All on one machine: a lease need not outlast a network."""
 STOP_SLACK_S: Final = 4.0
 """Beyond its drain time, how long a process may take to stop."""
 
@@ -95,6 +95,8 @@ class Processes:
             "EXECUTOR": self._options.executor,
         }
         values = {name: value for name, value in asked.items() if value is not None}
+        # Restarted only when the one before it is gone, and alone on this server.
+        values |= {"NAME": "engine", "SOLE_NAME": "true"}
         return self._service("engine", "engine", values | {"HTTP_PORT": "0"}, ENGINE_DRAIN_S)
 
     def gateway(self, i: int) -> ChildSpec:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from headrace_contracts.limits import BOOT_NONCE
 from headrace_kit.clock import Clock, SystemClock
 from headrace_kit.errors import SettingsError
 from headrace_kit.flags import add_flags, given_flags
@@ -150,6 +151,8 @@ class EngineProcess:
         async with beside(admin.run()):
             wire = await self._while_running(self._connect())
             life.push("wire", wire.close)
+            if self._settings.sole_name:
+                await self._while_running(self._supersede(wire))
             async with beside(self._beat_while_loading(wire)):
                 core = await self._while_running(in_thread("loader", self._make_core))
             life.push("executor", partial(in_thread, "executor close", core.executor.close))
@@ -184,6 +187,20 @@ class EngineProcess:
             for warning in wire.warnings:
                 log.warning("wire.warning", warning=warning)
             return wire
+
+    async def _supersede(self, wire: EngineWire) -> None:
+        """Ends the leases of this process's predecessor, which is dead."""
+        model = self._settings.model_name or name_of(self._settings.model)
+        link = Link(self._clock)
+        while True:
+            try:
+                ended = await wire.supersede(model, self._engine)
+            except TransportUnavailable as error:
+                await link.failed(error)
+                continue
+            if ended:
+                log.warning("engine.supersedes", leases=ended)
+            return
 
     def _make_core(self) -> Core:
         """Runs on the loader thread."""
@@ -321,7 +338,7 @@ class EngineProcess:
 def process_id(name: str | None) -> str:
     """This process's id: its name and a boot nonce, so that old entries never reach a new process."""
     base = re.sub(r"[^A-Za-z0-9._-]", "-", name or socket.gethostname())[:96]
-    return f"{base}-{secrets.token_hex(4)}"
+    return f"{base}-{secrets.token_hex(BOOT_NONCE // 2)}"
 
 
 async def _outcome(work: Coroutine[object, object, None]) -> BaseException | None:

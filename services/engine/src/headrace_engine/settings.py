@@ -60,6 +60,9 @@ class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
 
     name: str | None = setting(None, min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")
     """Name of this process in leases and logs; a boot nonce is added. The host name when absent."""
+    sole_name: bool = setting(False)
+    """Whether no other process can run under this `name`, as a supervisor or a StatefulSet sees to
+    it. What an earlier one held when it was killed is then taken over at once, not after its lease."""
     redis_url: str = setting("redis://127.0.0.1:6379/0", min_length=1)
     """Redis or Valkey server. The password is a secret of its own."""
     lease_ms: int = setting(10_000, ge=200, le=600_000, unit="ms")
@@ -143,5 +146,7 @@ def check_settings(settings: EngineSettings) -> None:
             f"stall_s ({settings.stall_s:g} s) is below a third of lease_ms "
             f"({settings.lease_ms} ms): no renewal could tell a stall"
         )
+    if settings.sole_name and settings.name is None:
+        problems.append("sole_name needs a name: host names may be given twice")
     if problems:
         raise SettingsError(problems)
