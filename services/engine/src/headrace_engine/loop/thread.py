@@ -20,6 +20,7 @@ from headrace_kit.clock import Clock
 from headrace_engine.cache.trie import Fold
 from headrace_engine.errors import EngineFailed
 from headrace_engine.executor.base import ExecutorLimits, ModelShape
+from headrace_engine.loop.garbage import QUIET_S, Garbage
 from headrace_engine.loop.lifecycle import Lifecycle
 from headrace_engine.loop.outputs import OutputBuilder
 from headrace_engine.loop.setup import setup_batch
@@ -126,6 +127,8 @@ class EngineLoop:
         """Batches handed over, oldest first; at most ``phases`` of them."""
         self._started: list[Sequence] = []
         """Ran for the first time; not told yet."""
+        self.garbage: Garbage | None = None
+        """Set before ``run`` by whoever owns the process. None: the interpreter collects as usual."""
         self._draining = False
         self._generated = 0
         self._times = (0.0, 0.0, 0.0)
@@ -142,6 +145,8 @@ class EngineLoop:
         was told so.
         """
         self._affinity.bind()
+        if self.garbage is not None:
+            self.garbage.start()
         try:
             while self.step():
                 pass
@@ -154,6 +159,9 @@ class EngineLoop:
             failure = EngineFailed(f"the engine thread broke: {broken!r}")
             self._abandon(failure)
             raise failure from broken
+        finally:
+            if self.garbage is not None:
+                self.garbage.stop()
 
     def step(self) -> bool:
         """One pass, in the contract's order. False: nothing will follow."""
@@ -185,6 +193,8 @@ class EngineLoop:
         self._notify()
         if self._settings.audit:
             self.audit()
+        if self.garbage is not None and self.garbage.pressing():
+            self.garbage.collect()
         self._times = (handed_s - began_s, taken_s - handed_s, self._clock.monotonic() - taken_s)
         return True
 
@@ -199,9 +209,22 @@ class EngineLoop:
             # It may sleep for long: what is shown meanwhile must be the idle state.
             self._cache_stats_at = float("-inf")
             self.publish_metrics(self._clock.monotonic())
-        inbound = self._door.pop(max(0, budget), block=idle and not self._draining)
+        if idle and not self._draining:
+            inbound = self._await(budget)
+        else:
+            inbound = self._door.pop(max(0, budget), block=False)
         self._draining |= inbound.drain
         return inbound
+
+    def _await(self, budget: int) -> Inbound:
+        """Sleeps in the door; before a long sleep garbage is collected."""
+        garbage = self.garbage
+        if garbage is not None and garbage.owed():
+            inbound = self._door.pop(budget, block=True, timeout_s=QUIET_S)
+            if inbound != Inbound():
+                return inbound
+            garbage.collect()
+        return self._door.pop(budget, block=True)
 
     def _abort(self, now_s: float) -> None:
         self._draining = True
