@@ -180,21 +180,25 @@ def _raw_bytes(spec: Mapping[str, object]) -> _RawBytes:
     )
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """The printable stand-ins that byte-level vocabularies use for the 256 bytes."""
+def _byte_alphabet() -> dict[int, str]:
+    """For ``str.translate``: the printable stand-ins that byte-level vocabularies use for the 256
+    bytes become characters of Latin-1; what stands for no byte becomes none of it.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if chr(byte) not in alphabet)
-    return alphabet | {chr(256 + i): byte for i, byte in enumerate(others)}
+    others = [byte for byte in range(256) if byte not in printable]
+    strangers = dict.fromkeys(others, _NO_BYTE)
+    return strangers | {256 + i: chr(byte) for i, byte in enumerate(others)}
 
 
+_NO_BYTE: Final = "\uffff"
 _BYTES: Final = _byte_alphabet()
 
 
 def _byte_level_bytes(name: str) -> bytes:
-    if all(char in _BYTES for char in name):
-        return bytes(_BYTES[char] for char in name)
-    return name.encode()
+    try:
+        return name.translate(_BYTES).encode("latin-1")
+    except UnicodeEncodeError:
+        return name.encode()
 
 
 def _sentencepiece_bytes(name: str) -> bytes:
