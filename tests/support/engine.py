@@ -14,6 +14,7 @@ from headrace_engine.cache.trie import Fold
 from headrace_engine.executor.base import Executor, ExecutorLimits, ModelShape
 from headrace_engine.intake.gateway import EngineGateway
 from headrace_engine.loop.thread import EngineLoop, executor_limits
+from headrace_engine.scheduler.journal import Journal
 from headrace_engine.scheduler.scheduler import Scheduler
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.state.batch import BatchData, BatchOutput, SlotStart
@@ -245,6 +246,7 @@ class Rig:
         executor: Executor | None = None,
         *,
         fold: Fold = fold,
+        journal: Journal | None = None,
         **changes: Any,
     ) -> None:
         self.settings = settings or small_settings(**changes)
@@ -256,7 +258,13 @@ class Rig:
         )
         self.runner = InlineRunner(self.executor, limits)
         self.loop = EngineLoop(
-            self.door, self.runner, self.settings, self.clock, self.executor.shape, fold=fold
+            self.door,
+            self.runner,
+            self.settings,
+            self.clock,
+            self.executor.shape,
+            fold=fold,
+            journal=journal,
         )
         self.heard: dict[tuple[int, int], Choice] = {}
         self.requests: dict[int, Request] = {}

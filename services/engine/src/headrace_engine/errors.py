@@ -4,6 +4,7 @@ EngineError
 ├── RequestRejected     can never run; the caller changes it
 ├── RequestDropped      was fine; the gateway may retry         EngineDraining
 ├── ModelRejected       the engine refuses to start with these weights
+├── JournalRejected     a file is no journal, or not a whole one; nothing of it is believed
 └── EngineFailed        the process is not trustworthy; it exits
 """
 
@@ -38,6 +39,10 @@ class EngineDraining(RequestDropped):
 
 class ModelRejected(EngineError):
     """Corrupt, truncated, mismatched, missing or unknown weights: names file and tensor."""
+
+
+class JournalRejected(EngineError):
+    """Truncated, foreign, of another version, or contradicts itself; says where."""
 
 
 class EngineFailed(EngineError):

@@ -9,6 +9,8 @@ Next     headrace_engine.cache.cache_pool
 
 from __future__ import annotations
 
+from headrace_contracts.prefix_key import PrefixKey
+
 from headrace_engine.cache.block import LogicalBlock, SequenceBlocks
 from headrace_engine.cache.cache_pool import CacheBlockPool
 from headrace_engine.cache.trie import PrefixTrie
@@ -23,7 +25,7 @@ class LogicalBlockPool:
         a slot is listed  iff  it is allocated and its owner has no holder
     """
 
-    __slots__ = ("alive", "block_tokens", "block_type", "slots", "trie")
+    __slots__ = ("alive", "block_tokens", "block_type", "named", "slots", "trie")
 
     def __init__(
         self, slots: CacheBlockPool, trie: PrefixTrie, block_type: ObjectType, block_tokens: int
@@ -33,6 +35,9 @@ class LogicalBlockPool:
         self.block_type = block_type
         self.block_tokens = block_tokens
         self.alive = 0
+        self.named: list[tuple[int, int, PrefixKey]] | None = None
+        """For the journal: (number, block index, key) of blocks shared, indexed, or refused by the
+        trie since it was emptied. None: nobody wants to know."""
 
     # references of sequences
 
@@ -59,6 +64,8 @@ class LogicalBlockPool:
             self.slots.sorted.remove(block.slot)
         block.holders[holder] = None
         holder.blocks.append(block)
+        if self.named is not None and block.key is not None:
+            self.named.append((holder.number, holder.chained, block.key))
         holder.chain = block
         holder.chained += 1
 
@@ -66,7 +73,12 @@ class LogicalBlockPool:
         """Makes the block after the chain discoverable. False: the chain ends here, for good."""
         assert holder.chain is not None
         block = holder.blocks[holder.chained]
-        if not self.trie.insert(block, holder.chain, tokens):
+        inserted = self.trie.insert(block, holder.chain, tokens)
+        if self.named is not None:
+            key = block.key if inserted else self.trie.key_after(holder.chain, tokens)
+            assert key is not None
+            self.named.append((holder.number, holder.chained, key))
+        if not inserted:
             holder.chain = None
             return False
         holder.chain = block

@@ -136,6 +136,15 @@ class PrefixTrie:
         block.key, block.parent, block.tokens, block.fingerprints = None, None, b"", ()
         return parent
 
+    def key_after(self, parent: LogicalBlock, tokens: bytes) -> PrefixKey:
+        """Key of the block with this content after ``parent``, known or not."""
+        assert parent.key is not None
+        return self._fold(parent.key, tokens, ())
+
+    def identity(self, root: LogicalBlock) -> RootIdentity:
+        """What a root stands for."""
+        return self._identities[root]
+
     def nodes(self) -> list[LogicalBlock]:
         """Every node, in order of insertion."""
         return list(self._nodes.values())

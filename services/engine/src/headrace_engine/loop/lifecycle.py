@@ -230,6 +230,12 @@ class Lifecycle:
             else (now_s if first_token is None else first_token) - first_pass,
             decode_s=0.0 if first_token is None else now_s - first_token,
             preemptions=sequence.preemptions,
+            waits={
+                reason.value: seconds
+                for reason, seconds in self._scheduler.residents.reasons.spent(
+                    sequence.number, now_s
+                ).items()
+            },
         )
 
     def _count(self, reason: FinishReason) -> None:

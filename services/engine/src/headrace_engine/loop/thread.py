@@ -27,6 +27,7 @@ from headrace_engine.loop.setup import setup_batch
 from headrace_engine.loop.update import update_batch
 from headrace_engine.memory.objects import align_up
 from headrace_engine.scheduler.commit import PassPlan
+from headrace_engine.scheduler.journal import Journal
 from headrace_engine.scheduler.scheduler import BLOCK_ALIGN, Scheduler
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.state.batch import BatchData
@@ -97,6 +98,7 @@ class EngineLoop:
         shape: ModelShape,
         *,
         fold: Fold = fold,
+        journal: Journal | None = None,
     ) -> None:
         """``executor`` was started with ``executor_limits(settings, ...)``.
 
@@ -115,6 +117,7 @@ class EngineLoop:
             kv_dtype=shape.kv_dtype,
             affinity=self._affinity,
             fold=fold,
+            journal=journal,
         )
         self._lifecycle = Lifecycle(
             self.scheduler,
@@ -280,6 +283,8 @@ class EngineLoop:
         return batch
 
     def _update(self, batch: BatchData, now_s: float) -> None:
+        if self.scheduler.journal is not None:
+            self.scheduler.journal.completed(now_s, batch.output)
         self._generated += update_batch(
             batch,
             self._started,

@@ -18,7 +18,8 @@ class Reason(StrEnum):
     """What a waiting sequence waits for."""
 
     PRIORITY = "priority"
-    """Another waiting sequence goes first and is blocked, or the pass looked at enough."""
+    """Another waiting sequence goes first and is blocked, or the pass looked at enough. Time at the
+    engine's door counts as this too: those inside go first."""
     BATCH_ROWS = "batch_rows"
     """Every slot is taken."""
     TOKEN_BUDGET = "token_budget"
@@ -89,6 +90,20 @@ class ReasonBook:
     def of(self, number: int) -> Waiting | None:
         """Why it waits; None for one that does not."""
         return self._named.get(number, _BEHIND) if number in self._since else None
+
+    @property
+    def named(self) -> Mapping[int, Waiting]:
+        """Those that the newest pass looked at, by number; every other one has PRIORITY."""
+        return self._named
+
+    def spent(self, number: int, now_s: float) -> dict[Reason, float]:
+        """Seconds by reason until now. They sum to the time that it has waited."""
+        spent = dict(self._spent.get(number, {}))
+        since = self._since.get(number)
+        if since is not None and now_s > since:
+            reason = self._named.get(number, _BEHIND).reason
+            spent[reason] = spent.get(reason, 0.0) + now_s - since
+        return spent
 
     def counts(self) -> dict[str, int]:
         """Waiting sequences by reason; only reasons that somebody has."""

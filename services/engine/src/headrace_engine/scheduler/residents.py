@@ -88,7 +88,8 @@ class Residents:
         self.sequences[sequence.number] = sequence
         self.order.enter(sequence)
         self.waiting.add(sequence)
-        self.reasons.enter(sequence.number, now_s)
+        # From its arrival at the door, so that reasons sum to what is told as queue time.
+        self.reasons.enter(sequence.number, min(sequence.arrived_s, now_s))
 
     def hold(self, sequence: Sequence) -> SequenceBlocks:
         """Its blocks; an empty run under its salted root if it has none yet."""

@@ -9,6 +9,7 @@ Next     headrace_engine.scheduler.admit
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -25,6 +26,8 @@ from headrace_engine.memory.objects import ObjectAllocator, align_up
 from headrace_engine.scheduler.admit import admit_prompt, create_missing_blocks
 from headrace_engine.scheduler.commit import Chunk, PassPlan, commit_results
 from headrace_engine.scheduler.grant import Grants
+from headrace_engine.scheduler.journal import Journal, Origin
+from headrace_engine.scheduler.journal_state import capture
 from headrace_engine.scheduler.plan import ResumePlan, plan_continue, plan_resume
 from headrace_engine.scheduler.policy import chunk_end, prefill_budget, prefill_share
 from headrace_engine.scheduler.publish import invalidate_published
@@ -51,6 +54,7 @@ class Scheduler:
         kv_dtype: str,
         affinity: Affinity,
         fold: Fold = fold,
+        journal: Journal | None = None,
     ) -> None:
         """``block_bytes`` are those of one block across all layers."""
         size = align_up(block_bytes, BLOCK_ALIGN)
@@ -67,15 +71,24 @@ class Scheduler:
         self.passes = 0
         self._plans: dict[int, ResumePlan] = {}
         """Of waiting sequences, by number."""
+        self.journal = journal
+        if journal is not None:
+            self.pool.named = journal.named
+            origin = Origin(settings, block_bytes, weights_version, kv_dtype)
+            journal.open(origin, self.passes, partial(capture, self))
 
     # events
 
     def accept(self, sequence: Sequence, now_s: float) -> None:
         """A checked sequence begins to wait."""
+        if self.journal is not None:
+            self.journal.accepted(sequence, now_s)
         self.residents.enter(sequence, now_s)
 
     def end(self, sequence: Sequence, now_s: float) -> None:
         """A sequence has its terminal status."""
+        if self.journal is not None:
+            self.journal.ended(sequence, now_s, failed=False)
         self._plans.pop(sequence.number, None)
         self.residents.end(sequence, now_s)
 
@@ -84,6 +97,8 @@ class Scheduler:
 
         Sequences that read it lose their place and the results in flight; they compute it again.
         """
+        if self.journal is not None:
+            self.journal.ended(sequence, now_s, failed=True)
         holder = self.residents.hold(sequence)
         self._plans.pop(sequence.number, None)
         self.residents.end(sequence, now_s)
@@ -99,6 +114,8 @@ class Scheduler:
 
     def retire(self, now_s: float) -> list[Sequence]:
         """Frees what ended sequences hold once nothing of them is in flight."""
+        if self.journal is not None and (self.residents.paused or self.residents.retiring):
+            self.journal.retired(now_s)
         return self.residents.release_idle(now_s)
 
     # the pass
@@ -106,6 +123,8 @@ class Scheduler:
     def schedule(self, now_s: float) -> PassPlan:
         """Decides and commits one batch."""
         assert self._affinity.check()
+        if self.journal is not None:
+            self.journal.turn(self.passes, now_s)
         self._begin_pass(now_s)
         grants = Grants(self.pool, self.residents.claimants)
         decode, extended = self._grant_decodes(grants)
@@ -115,6 +134,8 @@ class Scheduler:
             self.residents, grants, decode, extended, chunks, pass_id=self.passes, now_s=now_s
         )
         self.residents.counters.decode_tokens += len(plan.decode)
+        if self.journal is not None:
+            self.journal.planned(plan, grants.ops, self.residents, now_s)
         return plan
 
     def stalled_head(self, plan: PassPlan) -> Sequence | None:

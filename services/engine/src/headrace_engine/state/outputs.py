@@ -9,6 +9,7 @@ Next     headrace_engine.intake.publisher
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +31,8 @@ class SequenceUsage:
     prefill_s: float
     decode_s: float
     preemptions: int
+    waits: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Seconds that it waited, by reason; they sum to ``queue_s`` and the time it was preempted."""
 
 
 @dataclass(frozen=True, slots=True)

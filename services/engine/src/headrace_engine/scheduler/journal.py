@@ -1,0 +1,355 @@
+"""Journal: what the scheduler was told, and a hash of every plan it made of that.
+
+Owner    engine thread; others may read it once that thread has ended
+Writes   its own bounded ring
+Never    changes a decision; reads a clock; holds a token id unless a sink wants them
+Rules    journal.bounded, journal.keys-only, journal.every-input
+Next     headrace_engine.scheduler.journal_replay
+
+A record is a tuple. Its first element says what it is:
+
+    ("a", now_s, Arrival)                   a sequence begins to wait
+    ("e", now_s, number, reason, failed, generated)   it has its end; failed: its numbers were wrong
+    ("r", now_s)                            what ended is released, as far as nothing is in flight
+    ("p", now_s, hash, decode, packed)      a pass: slots that decode (None: as in the pass before)
+                                            and everything else of the plan, see ``pack``
+    ("d", now_s, tokens)                    the oldest batch came back; tokens only for a sink
+    ("k", [(number, block, key), ...])      keys that blocks got, or were refused, since the last "k"
+    ("s", now_s)                            a pass began that never came to a plan: the engine broke
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Protocol
+
+import numpy as np
+from headrace_contracts.prefix_key import PrefixKey
+from numpy.typing import NDArray
+
+from headrace_engine.scheduler.commit import PassPlan
+from headrace_engine.scheduler.grant import MemoryOp
+from headrace_engine.scheduler.reasons import Reason
+from headrace_engine.scheduler.residents import Residents
+from headrace_engine.scheduler.settings import SchedulerSettings
+from headrace_engine.state.batch import BatchOutput
+from headrace_engine.state.sequence import Sequence
+
+Record = tuple[Any, ...]
+"""See the module's header."""
+
+State = dict[str, Any]
+"""A scheduler between two passes, as ``journal_state.capture`` writes it. JSON as it stands."""
+
+REASONS = tuple(Reason)
+CHUNK_FIELDS = 6
+"""number, slot, begin, end, store_from, flags (1: starts, 2: generates)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a scheduler was made with."""
+
+    settings: SchedulerSettings
+    block_bytes: int
+    weights_version: str
+    kv_dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A sequence as the scheduler sees it: lengths and whose it is, no content."""
+
+    number: int
+    choice: int
+    id: str
+    tenant: str
+    band: int
+    salt: str
+    """Digest of the cache salt, in hex; empty without one."""
+    length: int
+    """Known tokens: the prompt, and what an earlier attempt generated."""
+    prompt_tokens: int
+    limit: int
+    arrived_s: float
+    deadline_s: float | None
+
+
+@dataclass(slots=True)
+class Segment:
+    """Records that follow one known state. ``state`` is None for a fresh scheduler."""
+
+    origin: Origin
+    passes: int
+    """Passes made before it."""
+    state: State | None
+    records: list[Record] = field(default_factory=list[Record])
+    weight: int = 0
+    """Bytes that the records hold, estimated."""
+
+
+class JournalSink(Protocol):
+    """Where records go besides the ring: a file, where somebody asked for one."""
+
+    @property
+    def full(self) -> bool:
+        """Whether a new segment should begin."""
+        ...
+
+    def begin(self, segment: Segment) -> None:
+        """A segment begins."""
+        ...
+
+    def put(self, record: Record, tokens: NDArray[np.int32] | None) -> None:
+        """A record, with the token ids that belong to it."""
+        ...
+
+
+class Journal:
+    """The ring: the newest segment and the one before it.
+
+    Invariants
+        replaying a segment from its state gives every hash in it
+        at most two segments, each of about half of ``limit_bytes`` and one snapshot
+    """
+
+    __slots__ = ("_begun_s", "_capture", "_decode", "_half", "_in_flight", "_origin", "_sink",
+                 "named", "segments")  # fmt: skip
+
+    def __init__(self, limit_bytes: int = 32 << 20, sink: JournalSink | None = None) -> None:
+        self._half = limit_bytes // 2
+        self._sink = sink
+        self.segments: deque[Segment] = deque(maxlen=2)
+        self.named: list[tuple[int, int, PrefixKey]] = []
+        """Filled by the pool, emptied by each pass."""
+        self._in_flight: deque[tuple[NDArray[np.int32], list[tuple[int, bool]]]] = deque()
+        """Decoding slots, then (slot, whether it samples) of each chunk, of batches not back yet."""
+        self._decode: NDArray[np.int32] | None = None
+        self._begun_s: float | None = None
+        self._origin: Origin | None = None
+        self._capture: Callable[[], State] | None = None
+
+    def open(self, origin: Origin, passes: int, capture: Callable[[], State]) -> None:
+        """The scheduler exists and has done nothing yet. ``capture`` takes its state."""
+        assert self._origin is None, "a journal is of one scheduler"
+        self._origin, self._capture = origin, capture
+        self._begin(Segment(origin, passes, None))
+
+    # what happens
+
+    def accepted(self, sequence: Sequence, now_s: float) -> None:
+        """A sequence begins to wait."""
+        tokens = sequence.tokens[: sequence.length] if self._sink is not None else None
+        self._put(("a", now_s, arrival_of(sequence)), 500, tokens)
+
+    def ended(self, sequence: Sequence, now_s: float, *, failed: bool) -> None:
+        """A sequence has its end."""
+        reason = "" if sequence.end_reason is None else sequence.end_reason.name
+        generated = sequence.length - sequence.prompt_tokens
+        self._put(("e", now_s, sequence.number, reason, failed, generated), 150)
+
+    def retired(self, now_s: float) -> None:
+        """Something may be released."""
+        self._put(("r", now_s), 100)
+
+    def completed(self, now_s: float, output: BatchOutput | None) -> None:
+        """The oldest batch came back, before anything is done with it."""
+        self._in_flight.popleft()
+        tokens = output.tokens if output is not None and self._sink is not None else None
+        self._put(("d", now_s), 100, tokens)
+
+    def turn(self, passes: int, now_s: float) -> None:
+        """A pass begins, and perhaps a segment."""
+        full = self._sink is not None and self._sink.full
+        if full or self.segments[-1].weight >= self._half:
+            self.flush()
+            assert self._origin is not None
+            assert self._capture is not None
+            state = self._capture()
+            state["in_flight"] = [[d.tolist(), chunks] for d, chunks in self._in_flight]
+            self._begin(Segment(self._origin, passes, state))
+        self._begun_s = now_s
+
+    def planned(
+        self, plan: PassPlan, ops: Many[MemoryOp], residents: Residents, now_s: float
+    ) -> None:
+        """A pass has its plan, and its effects on the scheduler are made."""
+        self._begun_s = None
+        packed = array("q", pack(plan, ops, residents)).tobytes()
+        digest = blake2b(packed, digest_size=8)
+        digest.update(plan.decode.data)
+        digest.update(residents.columns.planned[plan.decode].data)
+        if not plan.empty:
+            self._in_flight.append(
+                (plan.decode, [(_slot(c.sequence), c.generating) for c in plan.chunks])
+            )
+        decode: NDArray[np.int32] | None = None
+        weight = 200 + len(packed)
+        if plan.decode is not self._decode:
+            self._decode = decode = plan.decode
+            weight += decode.nbytes
+        self.flush()
+        self._put(("p", now_s, digest.digest(), decode, packed), weight)
+
+    def flush(self) -> None:
+        """What is not in the ring yet: keys since the last pass, a pass that came to no plan."""
+        if self.named:
+            self._put(("k", self.named.copy()), 120 * len(self.named))
+            self.named.clear()
+        elif self._begun_s is not None:
+            began_s, self._begun_s = self._begun_s, None
+            self._put(("s", began_s), 100)
+
+    def _begin(self, segment: Segment) -> None:
+        self._decode = None
+        self.segments.append(segment)
+        if self._sink is not None:
+            self._sink.begin(segment)
+
+    def _put(self, record: Record, weight: int, tokens: NDArray[np.int32] | None = None) -> None:
+        if self._begun_s is not None:
+            # Only a pass that broke has something else behind its beginning.
+            began_s, self._begun_s = self._begun_s, None
+            self._put(("s", began_s), 100)
+        segment = self.segments[-1]
+        segment.records.append(record)
+        segment.weight += weight
+        if self._sink is not None:
+            self._sink.put(record, tokens)
+
+
+def arrival_of(sequence: Sequence) -> Arrival:
+    """What the scheduler needs to know of a sequence that arrives."""
+    request = sequence.request
+    return Arrival(
+        number=sequence.number,
+        choice=sequence.choice,
+        id=request.id,
+        tenant=request.tenant,
+        band=request.band,
+        salt=salt_digest(request.cache_salt),
+        length=sequence.length,
+        prompt_tokens=sequence.prompt_tokens,
+        limit=sequence.limit,
+        arrived_s=sequence.arrived_s,
+        deadline_s=request.deadline_s,
+    )
+
+
+def salt_digest(salt: bytes) -> str:
+    """A salt may be a secret: only whether two are equal matters."""
+    return blake2b(salt, digest_size=16).hexdigest() if salt else ""
+
+
+def pack(plan: PassPlan, ops: Iterable[MemoryOp], residents: Residents) -> list[int]:
+    """A plan as numbers, all but its decoding slots: what ``unpack`` reads.
+
+    pass, then four lists, each after its length: changes of block tables (slots, indices,
+    offsets), chunks (``CHUNK_FIELDS`` each), evictions (position and byte offset of the block),
+    reasons of waiting sequences (number, which, detail).
+    """
+    table = plan.table
+    numbers = [plan.pass_id, len(table.slots), *table.slots, *table.indices, *table.offsets]
+    numbers.append(len(plan.chunks))
+    for chunk in plan.chunks:
+        flags = chunk.starts + 2 * chunk.generating
+        numbers += (chunk.sequence.number, _slot(chunk.sequence), chunk.begin, chunk.end,
+                    chunk.store_from, flags)  # fmt: skip
+    evicted = [op for op in ops if not op.granted]
+    numbers.append(len(evicted))
+    for block, allocation, _ in evicted:
+        numbers += (block.offset, allocation.addresses[0])
+    named = residents.reasons.named
+    numbers.append(len(named))
+    for number, waiting in named.items():
+        numbers += (number, REASONS.index(waiting.reason), waiting.detail)
+    return numbers
+
+
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """A plan in the journal, to be read and compared."""
+
+    pass_id: int
+    decode: tuple[int, ...]
+    """Slots that decode one token."""
+    table: tuple[tuple[int, int, int], ...]
+    """(slot, block index, byte offset)."""
+    chunks: tuple[tuple[int, ...], ...]
+    """``CHUNK_FIELDS`` each."""
+    evicted: tuple[tuple[int, int], ...]
+    """(position, byte offset)."""
+    reasons: tuple[tuple[int, str, int], ...]
+    """(number, reason, detail)."""
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens of known context."""
+        return sum(chunk[3] - chunk[2] for chunk in self.chunks)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch; none: nothing was handed over."""
+        return len(self.decode) + len(self.chunks)
+
+    def lines(self) -> list[str]:
+        """The plan for a person, one fact a line."""
+        lines = [f"decodes    slots {', '.join(map(str, self.decode)) or 'none'}"]
+        for number, slot, begin, end, store_from, flags in self.chunks:
+            how = ("starts, " if flags & 1 else "") + ("samples" if flags & 2 else "goes on")
+            lines.append(
+                f"computes   sequence {number} in slot {slot}: {begin}..{end}, "
+                f"writes from {store_from}, {how}"
+            )
+        lines += [f"table      slot {s}, block {i} at byte {at}" for s, i, at in self.table]
+        lines += [f"evicts     the block of position {p} at byte {at}" for p, at in self.evicted]
+        lines += [
+            f"waits      sequence {number}: {reason}" + (f" {detail}" if detail else "")
+            for number, reason, detail in self.reasons
+        ]
+        return lines
+
+
+def unpack(packed: bytes, decode: Iterable[int]) -> PlanView:
+    """The inverse of ``pack``. Raises ``ValueError`` for anything else."""
+    numbers = array("q")
+    numbers.frombytes(packed)
+    values = numbers.tolist()
+    at = 1
+
+    def rows(width: int) -> list[tuple[int, ...]]:
+        nonlocal at
+        count, at = values[at], at + 1
+        end = at + count * width
+        if count < 0 or end > len(values):
+            raise ValueError("a plan's numbers end too early")
+        flat, at = values[at:end], end
+        return [tuple(flat[i : i + width]) for i in range(0, len(flat), width)]
+
+    try:
+        flat = [value for row in rows(3) for value in row]
+        third = len(flat) // 3
+        chunks, evicted, reasons = rows(CHUNK_FIELDS), rows(2), rows(3)
+        view = PlanView(
+            pass_id=values[0],
+            decode=tuple(decode),
+            table=tuple(zip(flat[:third], flat[third : 2 * third], flat[2 * third :], strict=True)),
+            chunks=tuple(chunks),
+            evicted=tuple((row[0], row[1]) for row in evicted),
+            reasons=tuple((row[0], REASONS[row[1]].value, row[2]) for row in reasons),
+        )
+    except IndexError:
+        raise ValueError("a plan's numbers end too early") from None
+    if at != len(values):
+        raise ValueError("a plan has more numbers than it says")
+    return view
+
+
+def _slot(sequence: Sequence) -> int:
+    assert sequence.slot is not None
+    return sequence.slot

@@ -1,0 +1,242 @@
+"""Journals as files: lines of JSON, each segment closed by a line that proves it is whole.
+
+Owner    whoever writes or reads one; a sink belongs to the engine thread
+Writes   files
+Never    runs what it reads; believes a file that is cut, changed or of another kind
+Rules    journal.refuses-what-is-not-whole, journal.bounded
+Next     headrace_engine.scheduler.journal_replay
+
+A segment: ``{"headrace_journal": 1, ...}``, then one array a record, then ``["z", records, digest]``
+with the BLAKE2b of every line of the segment before it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from base64 import b64decode, b64encode
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, Any, Final, cast
+
+import numpy as np
+from headrace_contracts.prefix_key import PrefixKey
+from numpy.typing import NDArray
+
+from headrace_engine.errors import JournalRejected
+from headrace_engine.scheduler.journal import Arrival, Journal, Origin, Record, Segment, State
+from headrace_engine.scheduler.settings import SchedulerSettings
+
+VERSION: Final = 1
+_EVENTS: Final = {"a": 3, "e": 6, "r": 2, "p": 5, "d": 2, "k": 2, "s": 2}
+"""Kinds of records, and how many elements each has at least."""
+
+
+def write_journal(journal: Journal, path: Path) -> None:
+    """Writes the ring, without token ids. Readable by its owner alone; the file is new or replaced.
+
+    The engine thread must have ended, or be the caller.
+    """
+    journal.flush()
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    with _create(fresh) as file:
+        for segment in journal.segments:
+            writer = _SegmentWriter(file, segment)
+            for record in segment.records:
+                writer.put(record, None)
+            writer.close()
+    fresh.replace(path)
+
+
+class JournalFile:
+    """A sink: every record as it happens, with token ids. Two files of half the size each.
+
+    ``path`` has the newest segment, ``path.1`` the one before it.
+    """
+
+    def __init__(self, path: Path, limit_bytes: int) -> None:
+        self._path = path
+        self._half = limit_bytes // 2
+        self._file: IO[str] | None = None
+        self._writer: _SegmentWriter | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether a new segment should begin."""
+        return self._writer is not None and self._writer.record_bytes >= self._half
+
+    def begin(self, segment: Segment) -> None:
+        """Closes the file of the segment before, keeps it, and begins another."""
+        if self._file is not None:
+            self.close()
+            self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+        self._file = _create(self._path)
+        self._writer = _SegmentWriter(self._file, segment)
+
+    def put(self, record: Record, tokens: NDArray[np.int32] | None) -> None:
+        """Writes a record."""
+        assert self._writer is not None
+        self._writer.put(record, tokens)
+
+    def close(self) -> None:
+        """Makes the file whole. Nothing may follow but ``begin``."""
+        if self._file is not None and self._writer is not None:
+            self._writer.close()
+            self._file.close()
+            self._file = self._writer = None
+
+
+class _SegmentWriter:
+    def __init__(self, file: IO[str], segment: Segment) -> None:
+        self._file = file
+        self._digest = blake2b(digest_size=16)
+        self._records = 0
+        self.record_bytes = 0
+        """Written since the segment's first line."""
+        origin = segment.origin
+        head: dict[str, Any] = {
+            "headrace_journal": VERSION,
+            "settings": asdict(origin.settings),
+            "block_bytes": origin.block_bytes,
+            "weights_version": origin.weights_version,
+            "kv_dtype": origin.kv_dtype,
+            "passes": segment.passes,
+            "state": segment.state,
+        }
+        self._line(head)
+
+    def put(self, record: Record, tokens: NDArray[np.int32] | None) -> None:
+        line = _encode(record)
+        if tokens is not None:
+            line.append(tokens.tolist())
+        self.record_bytes += self._line(line)
+        self._records += 1
+
+    def close(self) -> None:
+        end = json.dumps(["z", self._records, self._digest.hexdigest()])
+        self._file.write(f"{end}\n")
+        self._file.flush()
+
+    def _line(self, value: object) -> int:
+        text = json.dumps(value, separators=(",", ":"), allow_nan=False) + "\n"
+        self._file.write(text)
+        self._digest.update(text.encode())
+        return len(text)
+
+
+def read_journal(lines: Iterable[str], *, partial: bool = False) -> list[Segment]:
+    """The segments of a file, from its lines.
+
+    ``partial`` takes the whole records of a last segment that was never closed, as a killed
+    engine leaves it. Raises ``JournalRejected``, with the line, for everything else that is not
+    as it was written.
+    """
+    segments: list[Segment] = []
+    digest = blake2b(digest_size=16)
+    open_segment: Segment | None = None
+    number = 0
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith("\n"):
+            if partial and open_segment is not None:
+                break
+            raise JournalRejected(f"it is cut off in line {number}")
+        value = _parse(line, number)
+        if open_segment is None:
+            open_segment = _head(value, number)
+            digest = blake2b(line.encode(), digest_size=16)
+        elif line.startswith('["z"'):
+            _check_end(value, open_segment, digest.hexdigest(), number)
+            segments.append(open_segment)
+            open_segment = None
+        else:
+            open_segment.records.append(_decode(value, number))
+            digest.update(line.encode())
+    if open_segment is not None:
+        if not partial:
+            raise JournalRejected(
+                f"it is cut off after line {number}: the line that proves it whole is missing"
+            )
+        segments.append(open_segment)
+    if not segments:
+        raise JournalRejected("it is empty")
+    return segments
+
+
+def _create(path: Path) -> IO[str]:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    return open(descriptor, "w", encoding="utf-8", newline="\n")
+
+
+def _encode(record: Record) -> list[Any]:
+    kind = record[0]
+    if kind == "a":
+        return ["a", record[1], asdict(record[2])]
+    if kind == "p":
+        _, now_s, digest, decode, packed = record
+        slots = None if decode is None else decode.tolist()
+        return ["p", now_s, digest.hex(), slots, b64encode(packed).decode()]
+    if kind == "k":
+        return ["k", [[number, index, key.hex()] for number, index, key in record[1]]]
+    return list(record)
+
+
+def _parse(line: str, number: int) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        raise JournalRejected(f"line {number} is not JSON: this is no journal") from None
+
+
+def _head(value: object, number: int) -> Segment:
+    if not isinstance(value, dict) or "headrace_journal" not in value:
+        raise JournalRejected(f"line {number} begins no segment: this is no journal of Headrace")
+    head = cast("dict[str, Any]", value)
+    if head["headrace_journal"] != VERSION:
+        raise JournalRejected(
+            f"it has version {head['headrace_journal']!r}; this program reads version {VERSION}"
+        )
+    try:
+        names = {field.name for field in fields(SchedulerSettings)}
+        unknown = set(head["settings"]) - names
+        if unknown:
+            raise ValueError(f"unknown settings {', '.join(sorted(unknown))}")
+        origin = Origin(
+            SchedulerSettings(**head["settings"]),
+            int(head["block_bytes"]),
+            str(head["weights_version"]),
+            str(head["kv_dtype"]),
+        )
+        state: State | None = head["state"]
+        return Segment(origin, int(head["passes"]), state)
+    except (KeyError, TypeError, ValueError) as error:
+        raise JournalRejected(f"line {number} is not the beginning of a segment: {error}") from None
+
+
+def _check_end(end: object, segment: Segment, digest: str, number: int) -> None:
+    if end != ["z", len(segment.records), digest]:
+        raise JournalRejected(
+            f"line {number} closes a segment with another content: the file was changed"
+        )
+
+
+def _decode(value: object, number: int) -> Record:
+    if not isinstance(value, list):
+        raise JournalRejected(f"line {number} is no record")
+    parts = cast("list[Any]", value)
+    kind = str(parts[0]) if parts else ""
+    try:
+        if len(parts) < _EVENTS[kind]:
+            raise ValueError(f"{kind!r} with {len(parts)} elements")
+        if kind == "a":
+            return ("a", float(parts[1]), Arrival(**parts[2]))
+        if kind == "p":
+            decode = None if parts[3] is None else np.array(parts[3], np.int32)
+            packed = b64decode(parts[4], validate=True)
+            return ("p", float(parts[1]), bytes.fromhex(parts[2]), decode, packed)
+        if kind == "k":
+            return ("k", [(int(n), int(i), PrefixKey(bytes.fromhex(k))) for n, i, k in parts[1]])
+        return tuple(parts[: _EVENTS[kind]])
+    except (KeyError, TypeError, ValueError) as error:
+        raise JournalRejected(f"line {number} is no record: {error}") from None

@@ -1,0 +1,229 @@
+"""A scheduler's state between two passes: taken for the journal, and put into a fresh scheduler.
+
+Owner    engine thread takes it; a replay restores it
+Writes   the fresh scheduler
+Never    changes the scheduler it is taken from; holds token ids
+Rules    journal.snapshot-is-whole
+Next     headrace_engine.scheduler.journal_replay
+"""
+
+# The one module that looks into the parts of a scheduler, so that they need no second interface.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from headrace_contracts.codes import FinishReason
+from headrace_contracts.prefix_key import PrefixKey
+from numpy.typing import NDArray
+
+from headrace_engine.cache.block import LogicalBlock, SequenceBlocks, as_bytes
+from headrace_engine.cache.trie import RootIdentity
+from headrace_engine.memory.objects import Allocation
+from headrace_engine.scheduler.journal import Arrival, State, arrival_of, salt_digest
+from headrace_engine.scheduler.order import Tenant
+from headrace_engine.state.request import Request, RequestHandle, Sampling
+from headrace_engine.state.sequence import Sequence, Status
+
+if TYPE_CHECKING:  # the scheduler itself hands ``capture`` to its journal
+    from headrace_engine.scheduler.scheduler import Scheduler
+
+_COLUMNS = ("base", "capacity", "charged", "choice", "handle", "inflight", "known", "limit", "live",
+            "logprobs", "planned", "prompt", "sampled")  # fmt: skip
+_FIELDS = ("slot", "filled", "reached", "trusted", "first_pass_s", "preemptions")
+
+KeyContent = Callable[[PrefixKey], NDArray[np.int32]]
+"""Tokens that stand for the block with this key: equal for equal keys only."""
+Contents = Callable[[int], NDArray[np.int32]]
+"""Tokens that stand for those of a sequence, as far as it ever gets."""
+
+
+def make_sequence(arrival: Arrival, content: NDArray[np.int32]) -> Sequence:
+    """A sequence with stand-ins for its tokens."""
+    request = Request(
+        id=arrival.id,
+        handle=RequestHandle(arrival.number),
+        prompt=content[: arrival.prompt_tokens],
+        sampling=Sampling(max_new_tokens=max(1, arrival.limit - arrival.prompt_tokens)),
+        tenant=arrival.tenant,
+        band=arrival.band,
+        cache_salt=bytes.fromhex(arrival.salt),
+        deadline_s=arrival.deadline_s,
+    )
+    return Sequence(
+        request=request,
+        choice=arrival.choice,
+        number=arrival.number,
+        tokens=content[: arrival.length].copy(),
+        length=arrival.length,
+        prompt_tokens=arrival.prompt_tokens,
+        limit=arrival.limit,
+        limit_message="",
+        arrived_s=arrival.arrived_s,
+    )
+
+
+def capture(scheduler: Scheduler) -> State:
+    """Everything that a later decision may depend on. O(blocks + sequences)."""
+    pool, residents = scheduler.pool, scheduler.residents
+    blocks: dict[LogicalBlock, int] = {}
+    for block in pool.trie.nodes():
+        blocks[block] = len(blocks)
+    for holder in residents.holders.values():
+        for block in holder.blocks:
+            blocks.setdefault(block, len(blocks))
+    roots: dict[LogicalBlock, int] = {}
+
+    def place(block: LogicalBlock | None) -> int | None:
+        if block is None:
+            return None
+        if block.capacity:
+            return blocks[block]
+        return -1 - roots.setdefault(block, len(roots))
+
+    return {
+        "passes": scheduler.passes,
+        "blocks": [_block(block, place) for block in blocks],
+        "unheld": [blocks[slot.owner] for slot in pool.slots.sorted],
+        "holders": [
+            [h.number, place(h.root), place(h.chain), h.chained, [blocks[b] for b in h.blocks],
+             h.eligible]
+            for h in residents.holders.values()
+        ],
+        "roots": [[i.tenant, salt_digest(i.salt)] for i in map(pool.trie.identity, roots)],
+        "sequences": [_sequence(s, residents.order._bands) for s in residents.sequences.values()],
+        "prefilling": list(residents.prefilling),
+        "paused": [s.number for s in residents.paused],
+        "retiring": [s.number for s in residents.retiring],
+        "free_slots": list(residents._free_slots),
+        "decoding": list(residents._decoding),
+        "columns": {name: getattr(residents.columns, name).tolist() for name in _COLUMNS},
+        "tenants": [
+            [t.name, t.counter, t.place, t.sequences] for t in residents.order._tenants.values()
+        ],
+    }  # fmt: skip
+
+
+def _block(block: LogicalBlock, place: Callable[[LogicalBlock | None], int | None]) -> list[Any]:
+    address = -1
+    if block.slot is not None and block.slot.allocation is not None:
+        address = block.slot.allocation.addresses[0]
+    key = None if block.key is None else block.key.hex()
+    holders = [holder.number for holder in block.holders]
+    return [block.offset, key, place(block.parent), block.valid, block.publisher, address, holders]
+
+
+def _sequence(sequence: Sequence, bands: dict[int, int]) -> dict[str, Any]:
+    arrival = arrival_of(sequence)
+    return {
+        "arrival": {name: getattr(arrival, name) for name in Arrival.__slots__},
+        "status": sequence.status.value,
+        "raised": bands.get(sequence.number),
+        "end": None if sequence.end_reason is None else sequence.end_reason.name,
+        **{name: getattr(sequence, name) for name in _FIELDS},
+    }
+
+
+def restore(
+    scheduler: Scheduler, state: State, key_content: KeyContent, contents: Contents
+) -> None:
+    """Puts a captured state into a scheduler that has done nothing.
+
+    Raises ``KeyError``, ``IndexError``, ``TypeError``, ``ValueError`` or ``AssertionError`` when
+    the state is none.
+    """
+    scheduler.passes = state["passes"]
+    _restore_sequences(scheduler, state, contents)
+    _restore_blocks(scheduler, state, key_content)
+    _restore_lists(scheduler, state)
+    residents, columns = scheduler.residents, scheduler.residents.columns
+    for name, values in state["columns"].items():
+        getattr(columns, name)[:] = values
+    for sequence in residents.sequences.values():
+        if sequence.slot is not None:
+            base, known = int(columns.base[sequence.slot]), int(columns.known[sequence.slot])
+            content = contents(sequence.number)[base:known]
+            columns.recent[sequence.slot, : len(content)] = content
+
+
+def _restore_sequences(scheduler: Scheduler, state: State, contents: Contents) -> None:
+    residents, order = scheduler.residents, scheduler.residents.order
+    for name, counter, at, count in state["tenants"]:
+        weight = scheduler.settings.tenant_weights.get(name, 1.0)
+        order._tenants[name] = Tenant(name, weight, counter, at, count)
+    for fields in state["sequences"]:
+        arrival = Arrival(**fields["arrival"])
+        sequence = make_sequence(arrival, contents(arrival.number))
+        sequence.status = Status(fields["status"])
+        if fields["end"] is not None:
+            sequence.end_reason = FinishReason[fields["end"]]
+        for name in _FIELDS:
+            setattr(sequence, name, fields[name])
+        if fields["raised"] is not None:
+            order._bands[sequence.number] = fields["raised"]
+        residents.sequences[sequence.number] = sequence
+        if sequence.slot is not None:
+            residents.by_slot[sequence.slot] = sequence
+            residents.running[sequence.slot] = sequence.status is Status.RUNNING
+        if sequence.status is Status.WAITING:
+            residents.waiting.add(sequence)
+        if sequence.status in (Status.WAITING, Status.PAUSED):
+            residents.reasons.enter(sequence.number, sequence.arrived_s)
+
+
+def _restore_blocks(scheduler: Scheduler, state: State, key_content: KeyContent) -> None:
+    pool, residents, trie = scheduler.pool, scheduler.residents, scheduler.pool.trie
+    version, kv_dtype = residents._model
+    roots = [
+        trie.root(RootIdentity(version, kv_dtype, tenant, "", bytes.fromhex(salt)))
+        for tenant, salt in state["roots"]
+    ]
+    blocks: list[LogicalBlock] = []
+
+    def at(place: int) -> LogicalBlock:
+        return blocks[place] if place >= 0 else roots[-1 - place]
+
+    for i, (offset, key, parent, valid, publisher, address, _) in enumerate(state["blocks"]):
+        block = LogicalBlock(offset, pool.block_tokens)
+        block.slot = pool.slots.create(pool.block_type, block)
+        pool.alive += 1
+        blocks.append(block)
+        if parent is not None:
+            tokens = as_bytes(key_content(PrefixKey(bytes.fromhex(key))))
+            assert trie.insert(block, at(parent), tokens), "a block stands twice"
+        if address >= 0:
+            # Keys of allocations are no part of a decision; below zero they meet no new one.
+            allocation = Allocation(-1 - i, pool.block_type, (address,))
+            pool.slots.objects.claim(allocation)
+            pool.slots.attach(block.slot, allocation)
+            block.refs += 1
+        block.valid, block.publisher = valid, publisher
+    holders: dict[int, SequenceBlocks] = {}
+    for number, root, chain, chained, held, eligible in state["holders"]:
+        holder = pool.enter(number, at(root))
+        holder.chain = None if chain is None else at(chain)
+        holder.chained, holder.eligible = chained, eligible
+        holder.blocks = [blocks[i] for i in held]
+        holders[number] = residents.holders[number] = holder
+    for block, fields in zip(blocks, state["blocks"], strict=True):
+        for number in fields[-1]:
+            block.holders[holders[number]] = None
+            block.refs += 1
+    unheld: list[int] = state["unheld"]
+    for i in unheld:
+        slot = blocks[i].slot
+        assert slot is not None
+        pool.slots.sorted.add(slot)
+
+
+def _restore_lists(scheduler: Scheduler, state: State) -> None:
+    residents = scheduler.residents
+    residents.prefilling = {n: residents.sequences[n] for n in state["prefilling"]}
+    residents.paused = [residents.sequences[n] for n in state["paused"]]
+    residents.retiring = [residents.sequences[n] for n in state["retiring"]]
+    residents._free_slots = list(state["free_slots"])
+    residents._decoding = dict.fromkeys(state["decoding"])
+    residents._decoding_array = None

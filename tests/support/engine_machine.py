@@ -1,0 +1,163 @@
+"""One engine, and whatever may happen to it: the random test of the whole core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+from headrace_contracts.codes import Code, FinishReason
+from headrace_engine.scheduler.journal import Journal
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from support.engine import Rig, TokenExactExecutor, true_tokens
+
+PREFIXES = [[], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9, 9, 9, 9], [5] * 12]
+
+
+def up_to_stop(tokens: list[int], stops: frozenset[int], min_new: int) -> list[int]:
+    """As far as a sequence gets that may stop after ``min_new`` tokens."""
+    for index in range(min_new, len(tokens)):
+        if tokens[index] in stops:
+            return tokens[: index + 1]
+    return tokens
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """One engine and everything that may happen to it."""
+
+    phases: int
+    fold: Any
+    journal_bytes: int | None = None
+    """Size of a journal's ring; None: there is none."""
+
+    @initialize(
+        blocks=st.sampled_from([8, 10, 16]),
+        rows=st.sampled_from([1, 3, 4]),
+        chunk=st.sampled_from([4, 8]),
+        cache=st.sampled_from([True, True, True, False]),
+        window=st.sampled_from([1, 8]),
+    )
+    def start(self, blocks: int, rows: int, chunk: int, cache: bool, window: int) -> None:
+        self.executor = TokenExactExecutor()
+        size = type(self).journal_bytes
+        self.journal = None if size is None else Journal(size)
+        self.rig = Rig(
+            executor=self.executor,
+            journal=self.journal,
+            fold=type(self).fold,
+            phases=type(self).phases,
+            pool_blocks=blocks,
+            max_batch=rows,
+            prefill_chunk_tokens=chunk,
+            batch_tokens=chunk + rows + 4,
+            session_tokens=40,
+            prefix_cache=cache,
+            plan_window=window,
+            max_waiting=6,
+            ageing_s=20.0,
+        )
+        self.disturbed: set[int] = set()
+        self.failures = 0
+
+    @rule(
+        prefix=st.sampled_from(PREFIXES),
+        tail=st.lists(st.integers(0, 3), min_size=1, max_size=9),
+        new=st.integers(1, 12),
+        n=st.sampled_from([1, 1, 1, 2, 3]),
+        stops=st.sampled_from([(), (), (0, 1, 2, 3, 4, 5, 6, 7)]),
+        min_new=st.sampled_from([0, 0, 3]),
+        tenant=st.sampled_from(["a", "b"]),
+        band=st.integers(0, 2),
+        salt=st.sampled_from([b"", b"", b"x"]),
+        deadline_s=st.sampled_from([None, None, None, 10.0]),
+        given=st.sampled_from([0, 0, 2]),
+    )
+    def push(
+        self,
+        prefix: list[int],
+        tail: list[int],
+        new: int,
+        n: int,
+        stops: tuple[int, ...],
+        min_new: int,
+        tenant: str,
+        band: int,
+        salt: bytes,
+        deadline_s: float | None,
+        given: int,
+    ) -> None:
+        prompt = prefix + tail
+        earlier: list[list[int]] = []
+        if given:
+            whole = [true_tokens(prompt, min(given, new), choice=c) for c in range(n)]
+            earlier = [up_to_stop(tokens, frozenset(stops), min_new) for tokens in whole]
+        handle = self.rig.push(
+            prompt,
+            new,
+            n=n,
+            stop_token_ids=frozenset(stops),
+            min_new_tokens=min_new,
+            tenant=tenant,
+            band=band,
+            cache_salt=salt,
+            deadline_s=None if deadline_s is None else self.rig.clock.monotonic() + deadline_s,
+            generated=earlier,
+        )
+        if deadline_s is not None:
+            self.disturbed.add(handle)
+
+    @rule(data=st.data())
+    def push_a_second_turn(self, data: st.DataObject) -> None:
+        done = [
+            key for key, heard in self.rig.heard.items() if heard.end is not None and heard.tokens
+        ]
+        if done:
+            handle, choice = data.draw(st.sampled_from(sorted(done)))
+            prompt = [*self.rig.requests[handle].prompt.tolist(), *self.rig.tokens(handle, choice)]
+            self.rig.push([*prompt[:30], 7], 3)
+
+    @rule(steps=st.integers(1, 6))
+    def run_passes(self, steps: int) -> None:
+        for _ in range(steps):
+            self.rig.clock.advance(1.0)
+            self.rig.step()
+
+    @rule(data=st.data(), whole=st.booleans(), stop=st.booleans())
+    def cancel(self, data: st.DataObject, whole: bool, stop: bool) -> None:
+        if self.rig.requests:
+            handle = data.draw(st.sampled_from(sorted(self.rig.requests)))
+            reason = FinishReason.STOP if stop else FinishReason.CANCELLED
+            self.rig.cancel(self.rig.requests[handle].handle, reason, None if whole else 0)
+            self.disturbed.add(handle)
+
+    @rule(row=st.integers(0, 3), ahead=st.integers(1, 2))
+    def fail_a_row(self, row: int, ahead: int) -> None:
+        self.executor.fail_rows.add((self.rig.scheduler.passes + ahead, row))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "rig"):
+            return
+        self.rig.run(3000)
+        for handle, request in self.rig.requests.items():
+            for choice in range(request.n):
+                self._check(handle, choice)
+        self.rig.assert_idle()
+
+    def _check(self, handle: int, choice: int) -> None:
+        heard = self.rig.choice(handle, choice)
+        assert heard.end is not None, "no terminal status"
+        self.rig.assert_true(handle, choice)
+        request = self.rig.requests[handle]
+        given = len(request.generated[choice]) if request.generated else 0
+        assert heard.end.usage.completion_tokens in (0, given + len(heard.tokens))
+        if heard.end.code is Code.NUMERIC_FAILURE or handle in self.disturbed:
+            return
+        limit = min(request.sampling.max_new_tokens, 40 - len(request.prompt))
+        limit = min(limit, self.rig.settings.pool_tokens - len(request.prompt))
+        whole = true_tokens(request.prompt.tolist(), limit, choice=choice)
+        sampling = request.sampling
+        expected = up_to_stop(whole, sampling.stop_token_ids, sampling.min_new_tokens)
+        stopped = (
+            expected[-1] in sampling.stop_token_ids and len(expected) > sampling.min_new_tokens
+        )
+        assert heard.end.reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+        assert heard.tokens == expected[given:]
