@@ -19,7 +19,7 @@ export PYTHONUNBUFFERED := 1
 	test-shared test-integration test-e2e test-chaos test-gpu test-pythons bench check clean reset
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## create .venv with everything pinned; quick when nothing changed
 	@python=$$(tools/find_python.sh) && "$$python" $(SETUP) --venv $(VENV)
