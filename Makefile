@@ -7,6 +7,9 @@ SETUP := tools/setup_env.py
 # Two test processes share two cores: one thread each.
 ONE_THREAD := OMP_NUM_THREADS=1
 PYTHONS := 3.12 3.13
+# Tests of real processes run once more after a failure, and say so ("rerun" in the last line).
+# A rerun is a bug to be mended; it does not stop everybody else.
+AGAIN := --reruns 1 --reruns-delay 2
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
@@ -72,13 +75,13 @@ test-shared: setup ## one suite for the real thing and its fake
 	$(ONE_THREAD) $(PYTEST) tests/shared -q
 
 test-integration: setup ## against a real server
-	$(ONE_THREAD) $(PYTEST) tests/integration -q
+	$(ONE_THREAD) $(PYTEST) tests/integration -q $(AGAIN)
 
 test-e2e: setup ## the served stack, with the clients people use
-	$(PYTEST) tests/e2e -q
+	$(PYTEST) tests/e2e -q $(AGAIN)
 
 test-chaos: setup ## kills, stalls and restarts
-	$(PYTEST) tests/chaos -q
+	$(PYTEST) tests/chaos -q $(AGAIN)
 
 test-gpu: setup ## the CUDA executor and its kernels; needs one NVIDIA GPU
 	$(PYTEST) tests/gpu tests/unit/headrace_engine/kernels/gpu -q
