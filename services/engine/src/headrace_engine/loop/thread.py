@@ -23,6 +23,7 @@ from headrace_engine.executor.base import ExecutorLimits, ModelShape
 from headrace_engine.loop.garbage import QUIET_S, Garbage
 from headrace_engine.loop.lifecycle import Lifecycle
 from headrace_engine.loop.outputs import OutputBuilder
+from headrace_engine.loop.ranks import Ranks, SingleRank, Turn
 from headrace_engine.loop.setup import setup_batch
 from headrace_engine.loop.update import update_batch
 from headrace_engine.memory.objects import align_up
@@ -97,17 +98,22 @@ class EngineLoop:
         clock: Clock,
         shape: ModelShape,
         *,
+        ranks: Ranks | None = None,
         fold: Fold = fold,
         journal: Journal | None = None,
     ) -> None:
         """``executor`` was started with ``executor_limits(settings, ...)``.
 
+        ``ranks`` is this engine's place among several; None: it is alone.
         ``fold`` is replaced by tests only.
         """
         self._door = door
         self._executor = executor
         self._settings = settings
         self._clock = clock
+        self._ranks = ranks or SingleRank()
+        self._active = 0
+        """Sequences of the whole group that are not gone yet."""
         self._affinity = Affinity("engine")
         self._outputs = OutputBuilder()
         self.scheduler = Scheduler(
@@ -153,7 +159,9 @@ class EngineLoop:
         try:
             while self.step():
                 pass
-            self._door.finish(Code.DRAINING, "the engine has shut down")
+            self._ranks.barrier()
+            if self._ranks.leads:
+                self._door.finish(Code.DRAINING, "the engine has shut down")
         except EngineFailed as failure:
             self._abandon(failure)
             raise
@@ -168,9 +176,12 @@ class EngineLoop:
 
     def step(self) -> bool:
         """One pass, in the contract's order. False: nothing will follow."""
-        inbound = self._pop()
-        began_s = now_s = self._clock.monotonic()
+        idle = self._idle()
+        inbound = self._pop(idle)
         requests = self._lifecycle.validate(inbound.requests)
+        turn = self._broadcast(Turn(inbound, self._clock.monotonic(), requests), idle)
+        inbound, now_s, began_s = turn.inbound, turn.now_s, self._clock.monotonic()
+        requests = [request for request in turn.checked if self._ranks.takes(request)]
         self._lifecycle.accept(requests, inbound.pushed_s, now_s)
         self._lifecycle.cancel(inbound.cancels, now_s)
         self._lifecycle.expire(now_s)
@@ -178,6 +189,7 @@ class EngineLoop:
             self._abort(now_s)
         self._notify()
         self._retire(now_s)
+        self._reduce_active()
         if self._finished(inbound):
             self._cache_stats_at = float("-inf")
             self.publish_metrics(now_s)
@@ -185,9 +197,9 @@ class EngineLoop:
         plan = self.scheduler.schedule(now_s)
         self._fail_stalled_head_of_line(plan, now_s)
         self.publish_metrics(now_s)
-        self._hand_over(plan)
+        handed_over = self._hand_over(plan)
         handed_s = self._clock.monotonic()
-        batch = self._take_finished_batch(plan)
+        batch = self._take_finished_batch(handed_over)
         taken_s = self._clock.monotonic()
         if batch is not None:
             self._update(batch, taken_s)
@@ -203,21 +215,37 @@ class EngineLoop:
 
     # steps
 
-    def _pop(self) -> Inbound:
-        """Asks for what can be held, and waits only when nothing is resident."""
-        resident = self._lifecycle.resident
-        budget = self._settings.max_batch + self._settings.max_waiting - resident
-        idle = resident == 0 and not self._running
+    def _idle(self) -> bool:
+        """Whether no rank has anything; every rank answers the same."""
+        if self._ranks.replicas == 1:
+            self._active = self._lifecycle.resident
+        return self._active == 0 and not self._running
+
+    def _pop(self, idle: bool) -> Inbound:
+        """Asks for what can be held, and waits only when nothing is resident. Rank 0 alone."""
+        room = (self._settings.max_batch + self._settings.max_waiting) * self._ranks.replicas
+        budget = room - self._active
         if idle:
             # It may sleep for long: what is shown meanwhile must be the idle state.
             self._cache_stats_at = float("-inf")
             self.publish_metrics(self._clock.monotonic())
+        if not self._ranks.leads:
+            return Inbound()
         if idle and not self._draining:
-            inbound = self._await(budget)
-        else:
-            inbound = self._door.pop(max(0, budget), block=False)
-        self._draining |= inbound.drain
-        return inbound
+            return self._await(budget)
+        return self._door.pop(max(0, budget), block=False)
+
+    def _broadcast(self, turn: Turn, idle: bool) -> Turn:
+        """Rank 0's turn, on every rank; the others sleep until it has one."""
+        if idle:
+            self._ranks.barrier()
+        turn = self._ranks.broadcast(turn if self._ranks.leads else None)
+        self._draining |= turn.inbound.drain
+        return turn
+
+    def _reduce_active(self) -> None:
+        """How many sequences the whole group has: while there is one, every rank passes."""
+        self._active = self._ranks.reduce_active(self._lifecycle.resident)
 
     def _await(self, budget: int) -> Inbound:
         """Sleeps in the door; before a long sleep garbage is collected."""
@@ -239,7 +267,7 @@ class EngineLoop:
         """Whether the door is closed, nothing came through it, and nothing is left."""
         if not self._draining or inbound.requests:
             return False
-        return not self._lifecycle.resident and not self._running
+        return not self._active and not self._running
 
     def _fail_stalled_head_of_line(self, plan: PassPlan, now_s: float) -> None:
         """Nothing runs and nothing will free memory: the first in line can never go on."""
@@ -256,9 +284,10 @@ class EngineLoop:
                 head, FinishReason.ERROR, now_s, code=Code.OUT_OF_MEMORY, message=message
             )
 
-    def _hand_over(self, plan: PassPlan) -> None:
-        if plan.empty:
-            return
+    def _hand_over(self, plan: PassPlan) -> bool:
+        """Whether there is a batch; where devices of replicas meet in each, also an empty one."""
+        if plan.empty and (self._ranks.replicas == 1 or not self._active):
+            return False
         self._started += [chunk.sequence for chunk in plan.chunks if chunk.first]
         batch = setup_batch(
             plan,
@@ -268,10 +297,11 @@ class EngineLoop:
         self._pass_tokens = int(batch.token_offsets[-1])
         self._running.append(batch)
         self._executor.submit(batch)
+        return True
 
-    def _take_finished_batch(self, plan: PassPlan) -> BatchData | None:
+    def _take_finished_batch(self, handed_over: bool) -> BatchData | None:
         """Waits for the oldest batch, unless another may still be planned beside it."""
-        if not self._running or (len(self._running) < self._settings.phases and not plan.empty):
+        if not self._running or (len(self._running) < self._settings.phases and handed_over):
             return None
         batch = self._executor.take()
         if batch is None:
@@ -307,7 +337,7 @@ class EngineLoop:
 
     def _notify(self) -> None:
         outputs = self._outputs.take(self.scheduler.passes)
-        if outputs is not None:
+        if outputs is not None and self._ranks.tells:
             self._door.notify(outputs)
 
     def _abandon(self, failure: EngineFailed) -> None:
@@ -315,7 +345,9 @@ class EngineLoop:
         now_s = self._clock.monotonic()
         self._lifecycle.abort(Code.ENGINE_FAILED, str(failure), FinishReason.ERROR, now_s)
         self._notify()
-        self._door.finish(Code.ENGINE_FAILED, str(failure))
+        self._ranks.abandon()
+        if self._ranks.leads:
+            self._door.finish(Code.ENGINE_FAILED, str(failure))
 
     # what others may know
 
