@@ -28,7 +28,7 @@ COPY LICENSE NOTICE /usr/share/doc/headrace/
 COPY --from=build /opt/headrace /opt/headrace
 ENV PATH=/opt/headrace/bin:$PATH \
     PYTHONUNBUFFERED=1 \
-    HEADRACE_CACHE_DIR=/var/cache/headrace \
+    HEADRACE_ENGINE_CACHE_DIR=/var/cache/headrace \
     HEADRACE_ENGINE_HTTP_HOST=0.0.0.0
 USER 10001:10001
 VOLUME /var/cache/headrace

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from headrace_transport.interface import EngineWire
-from support.wires import Wires, claim, finish, record
+from support.wires import MODEL, Wires, claim, finish, record
 
 
 async def served(engine: EngineWire, rounds: int, *, generated: int = 0) -> Counter[str]:
@@ -98,3 +98,14 @@ async def test_newcomer_starts_at_the_current_minimum(wires: Wires) -> None:
         await gateway.submit(record(f"n{i}", tenant="new", prompt=[1] * 10), max_queued=99)
     # from nothing it would be served five times first
     assert "b1" in await claim(engine, credit=2)
+
+
+async def test_weights_are_shares_and_are_replaced_whole(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    await engine.put_weights(MODEL, {"big": 3.0, "gone": 9.0})
+    for i in range(24):
+        await gateway.submit(record(f"b{i}", tenant="big", prompt=[1] * 10), max_queued=99)
+        await gateway.submit(record(f"s{i}", tenant="small", prompt=[1] * 10), max_queued=99)
+    assert await served(engine, 12) == {"big": 9, "small": 3}
+    await engine.put_weights(MODEL, {})
+    assert await served(engine, 12) == {"big": 6, "small": 6}

@@ -124,6 +124,18 @@ async def test_a_card_without_a_tokenizer_names_no_files() -> None:
     assert not broker.cards["m"].HasField("begin_token_id")
 
 
+async def test_weights_of_tenants_reach_the_core_and_the_queue() -> None:
+    broker = MemoryBroker()
+    model = LoadedModel("m", echo(), None)
+    settings = EngineSettings(tenant_weights={"acme": 2.5}, ageing_s=3.0)
+    numbers = fit(settings, model.executor)
+    assert (numbers.tenant_weights, numbers.ageing_s) == ({"acme": 2.5}, 3.0)
+
+    await publish_card(MemoryEngineWire(broker), model, numbers, created_s=5)
+
+    assert broker.work("m").weights == {"acme": 2.5}
+
+
 async def test_a_second_engine_leaves_the_models_age_alone() -> None:
     broker = MemoryBroker()
     wire, model = MemoryEngineWire(broker), LoadedModel("m", echo(), None)

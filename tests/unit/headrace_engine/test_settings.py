@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from headrace_engine.settings import EngineSecrets, EngineSettings, check_settings
 from headrace_kit.errors import SettingsError
@@ -30,6 +32,8 @@ def test_the_defaults_agree_with_each_other() -> None:
         (EngineSettings(executor="cuda", dtype="packed"), ("dtype (packed)", "cuda")),
         (EngineSettings(executor="cuda", kv_dtype="float32"), ("kv_dtype (float32)", "cuda")),
         (EngineSettings(sole_name=True), ("sole_name", "name")),
+        (EngineSettings(tenant_weights={"a": 0.0}), ("tenant_weights", "'a' is 0.0")),
+        (EngineSettings(tenant_weights={"b": math.inf}), ("tenant_weights", "'b' is inf")),
         (EngineSettings(stall_s=1.0, lease_ms=30_000), ("stall_s (1 s)", "lease_ms (30000 ms)")),
     ],
 )

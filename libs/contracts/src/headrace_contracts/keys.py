@@ -49,7 +49,7 @@ def floors(model: str) -> str:
 
 
 def weights(model: str) -> str:
-    """Hash: tenant -> its share. Absent: 1. Counters grow by tokens / weight."""
+    """Hash: tenant -> `tenant_weights` of the engines, else 1. Counters grow by tokens / weight."""
     return f"hr:{{{model}}}:weights"
 
 

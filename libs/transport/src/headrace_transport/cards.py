@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
 from headrace_contracts import keys
@@ -11,7 +11,7 @@ from headrace_contracts.pb.queue_pb2 import ModelCard
 
 from headrace_transport.names import check_model
 from headrace_transport.part import Part
-from headrace_transport.replies import as_bytes, as_list, as_text
+from headrace_transport.replies import Argument, as_bytes, as_list, as_text
 
 
 class CardReads(Part):
@@ -49,6 +49,15 @@ class CardWrites(CardReads):
                 ("ZADD", keys.MODELS, "+inf", name),
             ]
         )
+
+    async def put_weights(self, model: str, weights: Mapping[str, float]) -> None:
+        """See ``EngineWire.put_weights``. A server that stops in between has none: all are alike."""
+        key = keys.weights(check_model(model))
+        commands: list[tuple[Argument, ...]] = [("DEL", key)]
+        if weights:
+            pairs = [part for tenant, weight in weights.items() for part in (tenant, repr(weight))]
+            commands.append(("HSET", key, *pairs))
+        await self._server.pipeline(commands)
 
     async def put_blob(self, data: bytes) -> str:
         """See ``EngineWire.put_blob``. A file that is there already is not sent again."""

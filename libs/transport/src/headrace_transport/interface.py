@@ -316,6 +316,10 @@ class EngineWire(Protocol):
     # models
     async def put_card(self, card: ModelCard) -> None: ...
 
+    async def put_weights(self, model: str, weights: Mapping[str, float]) -> None:
+        """Replaces the shares of a model's tenants in its queue; who is not named has 1."""
+        ...
+
     async def card(self, model: str) -> ModelCard | None: ...
 
     async def put_blob(self, data: bytes) -> str:

@@ -446,6 +446,11 @@ class MemoryEngineWire(_MemoryWire):
         copy = ModelCard.FromString(card.SerializeToString())
         self._broker.cards[check_model(card.model)] = copy
 
+    async def put_weights(self, model: str, weights: Mapping[str, float]) -> None:
+        """See ``EngineWire.put_weights``."""
+        await self._broker.enter()
+        self._broker.work(check_model(model)).weights = dict(weights)
+
     async def put_blob(self, data: bytes) -> str:
         """See ``EngineWire.put_blob``."""
         await self._broker.enter()

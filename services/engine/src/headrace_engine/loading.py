@@ -126,6 +126,8 @@ def fit(settings: EngineSettings, executor: Executor) -> SchedulerSettings:
             phases=settings.phases,
             prefix_cache=settings.prefix_cache,
             quantum_passes=settings.quantum_passes,
+            tenant_weights=settings.tenant_weights,
+            ageing_s=settings.ageing_s,
         )
     except ValueError as error:
         raise ModelRejected(str(error)) from error
@@ -134,7 +136,7 @@ def fit(settings: EngineSettings, executor: Executor) -> SchedulerSettings:
 async def publish_card(
     wire: EngineWire, model: LoadedModel, core: SchedulerSettings, *, created_s: int
 ) -> None:
-    """Writes the tokenizer's files and the card. Doing it again changes nothing.
+    """Writes the tokenizer's files, the tenants' weights and the card. Again changes nothing.
 
     ``created_s`` is for a card that is not there yet, or is of other weights.
     """
@@ -154,13 +156,15 @@ async def publish_card(
         dtype=shape.kv_dtype,
     )
     if model.tokenizer is not None:
-        await _add_tokenizer(wire, card, model.tokenizer)
+        for name, data in model.tokenizer.files.items():
+            card.files[name] = f"sha256:{await wire.put_blob(data)}"
+        add_text_fields(card, model.tokenizer)
+    await wire.put_weights(model.name, core.tenant_weights)
     await wire.put_card(card)
 
 
-async def _add_tokenizer(wire: EngineWire, card: ModelCard, tokenizer: TokenizerFiles) -> None:
-    for name, data in tokenizer.files.items():
-        card.files[name] = f"sha256:{await wire.put_blob(data)}"
+def add_text_fields(card: ModelCard, tokenizer: TokenizerFiles) -> None:
+    """What a card says of text, but for where the files are."""
     card.chat_template = tokenizer.chat_template
     card.end_token_ids.extend(tokenizer.end_token_ids)
     card.add_begin_token = tokenizer.add_begin_token
@@ -192,6 +196,7 @@ def _cpu(settings: EngineSettings, progress: Progress) -> Executor:
         dtype="float32" if settings.dtype == "auto" else settings.dtype,
         kv_dtype=settings.kv_dtype,
         threads=settings.threads,
+        cache_dir=None if settings.cache_dir is None else Path(settings.cache_dir).expanduser(),
         sha256=settings.model_sha256,
         progress=progress,
     )

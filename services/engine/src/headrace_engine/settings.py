@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from headrace_kit.errors import SettingsError
@@ -57,6 +58,15 @@ class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
     """Whether cached blocks of earlier prompts are used again."""
     quantum_passes: int = setting(64, ge=1, unit="passes")
     """Passes between two looks at fairness between tenants."""
+    tenant_weights: dict[str, float] = setting({})
+    """Share of a tenant relative to the others, in its queue and in the engine: at 2 it gets twice
+    the tokens of one at 1, which is what a tenant has that is not named. The same for every engine
+    of a model: each writes them to the server when it starts."""
+    ageing_s: float | None = setting(None, gt=0, le=86_400, unit="s")
+    """A request that waits in the engine moves up one priority band for each such time. Never when
+    absent: while a higher band is busy, a lower one waits."""
+    cache_dir: str | None = setting(None, min_length=1)
+    """Folder of compiled kernels. When absent `$XDG_CACHE_HOME/headrace`, else `~/.cache/headrace`."""
 
     name: str | None = setting(None, min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")
     """Name of this process in leases and logs; a boot nonce is added. The host name when absent."""
@@ -148,5 +158,10 @@ def check_settings(settings: EngineSettings) -> None:
         )
     if settings.sole_name and settings.name is None:
         problems.append("sole_name needs a name: host names may be given twice")
+    problems += [
+        f"tenant_weights: the weight of {tenant!r} is {weight}, not a finite number above 0"
+        for tenant, weight in settings.tenant_weights.items()
+        if not 0 < weight < math.inf
+    ]
     if problems:
         raise SettingsError(problems)

@@ -62,12 +62,9 @@ def test_a_cache_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
         built_library(tmp_path / "file")
 
 
-def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HEADRACE_CACHE_DIR", raising=False)
+def test_the_cache_lies_in_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     assert default_cache_dir() == Path("/xdg/headrace")
-    monkeypatch.setenv("HEADRACE_CACHE_DIR", "/own")
-    assert default_cache_dir() == Path("/own")
 
 
 def test_run_as_a_module_it_prints_the_path() -> None:
@@ -81,3 +78,13 @@ def test_run_as_a_module_it_prints_the_path() -> None:
         timeout=110,
     )
     assert Path(done.stdout.strip()).is_file()
+
+
+@pytest.mark.usefixtures("compiler")
+def test_run_as_a_module_it_compiles_where_the_engine_will_look(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HEADRACE_ENGINE_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(NativeUnavailable, match=f"{tmp_path}/file/kernels cannot be written"):
+        build.main()

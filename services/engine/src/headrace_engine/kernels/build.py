@@ -35,9 +35,7 @@ class NativeUnavailable(Exception):
 
 
 def default_cache_dir() -> Path:
-    """``$HEADRACE_CACHE_DIR``, else ``headrace`` in the user's cache directory."""
-    if own := os.environ.get("HEADRACE_CACHE_DIR"):
-        return Path(own)
+    """``headrace`` in the user's cache directory."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
 
 
@@ -107,5 +105,17 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
+def main() -> None:
+    """Compiles into the folder where an engine with this environment and file would look."""
+    # Only ahead of time: an engine hands its folder down.
+    from headrace_kit.settings import load
+
+    from headrace_engine.settings import EngineSettings
+
+    folder = load(EngineSettings).cache_dir
+    path = built_library(None if folder is None else Path(folder).expanduser())
+    sys.stdout.write(f"{path}\n")
+
+
 if __name__ == "__main__":
-    sys.stdout.write(f"{built_library()}\n")
+    main()
