@@ -152,6 +152,17 @@ async def test_it_is_cold_until_the_first_model_can_be_asked_without_a_wait() ->
     assert shop.built == ["a", "b"]
 
 
+async def test_the_first_model_is_built_at_once_though_cards_are_trusted_for_long() -> None:
+    shop = Shop(cache_s=60)
+    await shop.catalog.warm()
+    assert shop.catalog.empty
+    await shop.put(toy_card("a"))
+    shop.clock.advance(0.1)
+    await shop.catalog.warm()
+    assert shop.built == ["a"]
+    assert not shop.catalog.empty
+
+
 async def test_a_tokenizer_that_cannot_be_used_is_tried_once_and_harms_no_other_model() -> None:
     shop = Shop(cache_s=0)
     digest = await shop.engine.put_blob(b"no tokenizer at all")

@@ -157,12 +157,18 @@ class Catalog:
             self._engines[name] = (now, known)
         return known
 
+    @property
+    def empty(self) -> bool:
+        """Whether no model has been looked at yet."""
+        return not self._texts
+
     async def warm(self) -> None:
         """Builds the text handling of every model that has none yet, so that no call waits for it.
 
-        Raises ``BackendUnavailable``.
+        The first model's card is seen at once. Raises ``BackendUnavailable``.
         """
-        for card in list((await self.cards()).values()):
+        limit = min(REREAD_S, self._cache_s) if self.empty else None
+        for card in list((await self.cards(older_than_s=limit)).values()):
             try:
                 await self._text(card)
             except Internal as error:
@@ -170,7 +176,7 @@ class Catalog:
 
     async def cold(self) -> bool:
         """Whether there are models, and none of them can be asked without a wait."""
-        if self._texts:
+        if not self.empty:
             return False
         return bool(await self.cards(older_than_s=min(REREAD_S, self._cache_s)))
 

@@ -54,7 +54,9 @@ log = get_logger(__name__)
 TICK_S: Final = 0.1
 """Time between two looks at deadlines and silent requests."""
 TRIM_EVERY_S: Final = 1.0
+WARM_FIRST_S: Final = 0.1
 WARM_EVERY_S: Final = 1.0
+"""Times between two looks for models that are new: before there is one, and then."""
 CANCEL_WAIT_S: Final = 1.0
 """How long a cancel by id waits for its mark to be on the server: its place is free then."""
 LEAVE_S: Final = 0.5
@@ -445,7 +447,7 @@ class InferenceService:
                 await self._catalog.warm()
             except BackendUnavailable:
                 log.debug("catalog.warm_missed")
-            await asyncio.sleep(WARM_EVERY_S)
+            await asyncio.sleep(WARM_FIRST_S if self._catalog.empty else WARM_EVERY_S)
 
     async def _info(self, name: str) -> ModelInfo:
         card = await self._catalog.card(name)
