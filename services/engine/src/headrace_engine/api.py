@@ -189,9 +189,9 @@ class Engine:
         if len(each) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts came with {len(each)} samplings")
         streams: list[Stream] = []
-        with _all_closed(streams):
+        with all_closed(streams):
             for i, (prompt, how) in enumerate(zip(prompts, each, strict=True)):
-                with _noting(i):
+                with noting(i):
                     streams.append(self.start(prompt, how))
             return [_completed(i, stream) for i, stream in enumerate(streams)]
 
@@ -399,13 +399,8 @@ def collect(stream: Stream) -> Completion:
     return Completion(last.tokens, last.logprobs, last.finish, last.usage)
 
 
-def _completed(i: int, stream: Stream) -> Completion:
-    with _noting(i):
-        return collect(stream)
-
-
 @contextlib.contextmanager
-def _all_closed(streams: list[Stream]) -> Generator[None]:
+def all_closed(streams: list[Stream]) -> Generator[None]:
     """Afterwards none of ``streams`` runs: all are cancelled, then each is waited for."""
     try:
         yield
@@ -417,12 +412,18 @@ def _all_closed(streams: list[Stream]) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _noting(i: int) -> Generator[None]:
+def noting(i: int) -> Generator[None]:
+    """An engine's error in the body gets a note that says which prompt it was about."""
     try:
         yield
     except EngineError as error:
         error.add_note(f"prompt {i}")
         raise
+
+
+def _completed(i: int, stream: Stream) -> Completion:
+    with noting(i):
+        return collect(stream)
 
 
 def _tokens(prompt_ids: PromptIds) -> Tokens:
@@ -483,5 +484,7 @@ __all__ = [
     "Stream",
     "Tag",
     "TokenLogprobs",
+    "all_closed",
     "collect",
+    "noting",
 ]

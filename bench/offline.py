@@ -1,0 +1,301 @@
+"""Workloads through the offline API: tokens a second and time per token, on any executor.
+
+``python bench/offline.py --executor cuda --model DIR --workload w1 w3`` and, as a small run on any
+machine, ``python bench/offline.py --executor echo``. Every setting of the engine is a flag too.
+
+========  ==========================================================================================
+w1        one stream: 128 in, 512 out. TPOT = (wall of 512 tokens - wall of 1) / 511
+w2        prefill: one prompt of 8,192, and 16 of 2,048, 1 out
+w3        256 prompts, in and out uniform in 100..1024, all at once
+w4-N      a batch of N = 32, 128, 256: 512 in, 256 out
+w5        128 prompts of a common prefix of 4,096 and 128 of their own, 64 out, cold cache
+w6        1,000 prompts of 512, 128 out, all at once
+========  ==========================================================================================
+
+``--size small`` (the default but on cuda) divides every length by 16 and every count by 8. Ends of
+text are ignored. Prompts depend on the workload and the repeat alone, and share no prefix between
+repeats. The last line is JSON: medians, every repeat, settings, commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from headrace_engine.api import Completion, Engine, EngineSettings, Sampling
+from headrace_kit.flags import add_flags, given_flags
+from headrace_kit.settings import load
+
+LARGEST_ID = 10_000
+PREFIX_SEED, FIXED_SEED = 5000, 1000
+NAMES = ("w1", "w2", "w3", "w4-32", "w4-128", "w4-256", "w5", "w6")
+
+Prompts = list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """By how much a workload is made smaller; 1 is the full one."""
+
+    lengths: int
+    counts: int
+
+    def tokens(self, count: int) -> int:
+        """A length."""
+        return max(1, count // self.lengths)
+
+    def prompts(self, count: int) -> int:
+        """A count of prompts."""
+        return max(1, count // self.counts)
+
+
+FULL, SMALL = Size(1, 1), Size(16, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One measurement of one repeat."""
+
+    wall_s: float
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    first_token_s: float
+    """From submission, median."""
+    token_s: float
+    """Between tokens of one sequence as the engine saw them, mean; 0 with one token each."""
+
+    @property
+    def output_rate(self) -> float:
+        """Output tokens a second."""
+        return self.output_tokens / self.wall_s
+
+    @property
+    def total_rate(self) -> float:
+        """Tokens a second, in and out."""
+        return (self.prompt_tokens + self.output_tokens) / self.wall_s
+
+
+def ids(source: random.Random, count: int) -> list[int]:
+    """Uniform token ids."""
+    return [source.randint(0, LARGEST_ID) for _ in range(count)]
+
+
+def fixed(count: int, length: int, seed: int) -> Prompts:
+    """``count`` prompts of one length."""
+    source = random.Random(FIXED_SEED + seed)
+    return [ids(source, length) for _ in range(count)]
+
+
+def prefixed(count: int, shared: int, own: int, seed: int) -> Prompts:
+    """``count`` prompts with the same first ``shared`` tokens."""
+    source = random.Random(PREFIX_SEED + seed)
+    prefix = ids(source, shared)
+    return [prefix + ids(source, own) for _ in range(count)]
+
+
+def mixed(size: Size, repeat: int) -> tuple[Prompts, list[int]]:
+    """Prompts and output lengths, each uniform in 100..1024. A repeat shifts the ids."""
+    source = random.Random(0)
+    least, most, count = size.tokens(100), size.tokens(1024), size.prompts(256)
+    prompts = [ids(source, source.randint(least, most)) for _ in range(count)]
+    outputs = [source.randint(least, most) for _ in range(count)]
+    if repeat:
+        prompts = [
+            [(token + repeat * 1009 + i) % (LARGEST_ID + 1) for i, token in enumerate(prompt)]
+            for prompt in prompts
+        ]
+    return prompts, outputs
+
+
+class Bench:
+    """An engine, a size, and how tokens are chosen."""
+
+    def __init__(self, engine: Engine, size: Size, sampling: Sampling) -> None:
+        self._engine = engine
+        self._size = size
+        self._sampling = sampling
+
+    def measure(self, name: str, repeat: int) -> dict[str, float]:
+        """The figures of one repeat of a workload."""
+        size = self._size
+        # Prompts of one seed begin alike whatever their length: no two workloads share a seed.
+        seed = repeat + 100 * NAMES.index(name)
+        if name == "w1":
+            return self._one_stream(seed)
+        if name == "w2":
+            one = self._run(fixed(1, size.tokens(8192), seed), 1)
+            many = self._run(fixed(size.prompts(16), size.tokens(2048), seed + 50), 1)
+            return {"one_ttft_ms": 1e3 * one.wall_s, "many_tok_s": many.total_rate}
+        if name == "w3":
+            prompts, outputs = mixed(size, repeat)
+            return _figures(self._run(prompts, outputs))
+        if name.startswith("w4"):
+            count = size.prompts(int(name.removeprefix("w4-")))
+            prompts = fixed(count, size.tokens(512), seed)
+            return _figures(self._run(prompts, size.tokens(256)))
+        if name == "w5":
+            shared, own = size.tokens(4096), size.tokens(128)
+            prompts = prefixed(size.prompts(128), shared, own, seed)
+            return _figures(self._run(prompts, size.tokens(64)))
+        prompts = fixed(size.prompts(1000), size.tokens(512), seed)
+        return _figures(self._run(prompts, size.tokens(128)))
+
+    def warm_up(self) -> None:
+        """What only the first run of anything costs."""
+        self._run([[1, 2, 3]], 8)
+
+    def _one_stream(self, seed: int) -> dict[str, float]:
+        size = self._size
+        length, tokens = size.tokens(128), size.tokens(512)
+        # Two prompts, so that the second finds nothing of the first in the cache.
+        first = self._run(fixed(1, length, seed), 1)
+        whole = self._run(fixed(1, length, seed + 50), tokens)
+        return {
+            "tpot_ms": 1e3 * (whole.wall_s - first.wall_s) / (tokens - 1),
+            "engine_tpot_ms": 1e3 * whole.token_s,
+            "ttft_ms": 1e3 * first.wall_s,
+            "out_tok_s": whole.output_rate,
+        }
+
+    def _run(self, prompts: Prompts, outputs: int | Sequence[int]) -> Run:
+        vocabulary = self._engine.shape.vocabulary
+        if vocabulary <= LARGEST_ID:
+            prompts = [[token % vocabulary for token in prompt] for prompt in prompts]
+        counts = [outputs] * len(prompts) if isinstance(outputs, int) else outputs
+        samplings = [
+            replace(self._sampling, max_new_tokens=count, seed=i) for i, count in enumerate(counts)
+        ]
+        began = time.perf_counter()
+        completions = self._engine.infer(prompts, samplings)
+        wall_s = time.perf_counter() - began
+        assert [len(completion.tokens) for completion in completions] == list(counts)
+        return _summed(completions, wall_s)
+
+
+def _summed(completions: list[Completion], wall_s: float) -> Run:
+    usages = [completion.usage for completion in completions]
+    between = sum(usage.completion_tokens - 1 for usage in usages)
+    return Run(
+        wall_s=wall_s,
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        output_tokens=sum(usage.completion_tokens for usage in usages),
+        cached_tokens=sum(usage.cached_tokens for usage in usages),
+        first_token_s=statistics.median(usage.queue_s + usage.prefill_s for usage in usages),
+        token_s=sum(usage.decode_s for usage in usages) / between if between else 0.0,
+    )
+
+
+def _figures(run: Run) -> dict[str, float]:
+    return {
+        "wall_s": run.wall_s,
+        "out_tok_s": run.output_rate,
+        "total_tok_s": run.total_rate,
+        "engine_tpot_ms": 1e3 * run.token_s,
+        "ttft_ms": 1e3 * run.first_token_s,
+        "cached_tokens": run.cached_tokens,
+    }
+
+
+def settings_for(given: dict[str, object], size: Size) -> EngineSettings:
+    """Room for every workload of the size; what is given on the command line wins."""
+    defaults: dict[str, object] = {
+        "max_batch": size.prompts(256),
+        "max_waiting": size.prompts(1024),
+        "prefill_chunk_tokens": max(64, size.tokens(8192)),
+        "batch_tokens": size.prompts(256) + max(64, size.tokens(8192)),
+        "context_tokens": size.tokens(8192) + 64,
+        "echo_tokenizer": False,
+    }
+    if given.get("executor") == "cuda":
+        defaults["cache_bytes"] = 64 << 30
+    return load(EngineSettings, cli=defaults | given)
+
+
+def commit() -> str:
+    """What is measured; empty outside a repository."""
+    folder = Path(__file__).parent
+    asked = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def repeated(
+    measure: Callable[[str, int], dict[str, float]], name: str, repeats: int
+) -> dict[str, object]:
+    """Medians and every repeat; says them as they come."""
+    runs: list[dict[str, float]] = []
+    for repeat in range(repeats):
+        runs.append(measure(name, repeat))
+        print(f"{name:7} {repeat}: {_said(runs[-1])}", flush=True)
+    medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+    print(f"{name:7} median: {_said(medians)}", flush=True)
+    return {"median": medians, "repeats": runs}
+
+
+def _said(figures: dict[str, float]) -> str:
+    return "  ".join(f"{key} {value:,.3f}" for key, value in figures.items())
+
+
+def main() -> None:
+    """Runs what the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workload", nargs="+", choices=NAMES, default=["w1", "w3"])
+    parser.add_argument("--size", choices=["full", "small"])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--sampled", action="store_true", help="temperature 1, top_p 0.95")
+    add_flags(parser, EngineSettings)
+    flags = parser.parse_args()
+    given = {name: value for name, value in given_flags(flags).items() if value is not None}
+    full = flags.size == "full" or (flags.size is None and given.get("executor") == "cuda")
+    size = FULL if full else SMALL
+    settings = settings_for(given, size)
+    sampling = Sampling(1, temperature=0.0)
+    if flags.sampled:
+        sampling = Sampling(1, temperature=1.0, top_p=0.95)
+    began = time.perf_counter()
+    with Engine(settings=settings) as engine:
+        ready_s = time.perf_counter() - began
+        print(f"{engine.name} on {settings.executor}, ready after {ready_s:.1f} s", flush=True)
+        bench = Bench(engine, size, sampling)
+        bench.warm_up()
+        gc.collect()
+        gc.freeze()
+        workloads = {name: repeated(bench.measure, name, flags.repeats) for name in flags.workload}
+        metrics = engine.get_schedule_metrics()
+        shape = engine.shape
+    print(
+        json.dumps(
+            {
+                "bench": "offline",
+                "commit": commit(),
+                "size": "full" if full else "small",
+                "sampled": flags.sampled,
+                "model": asdict(shape),
+                "settings": settings.model_dump(exclude_unset=True),
+                "ready_s": ready_s,
+                "machine": {"processor": platform.processor(), "cores": os.cpu_count()},
+                "preemptions": metrics.preemptions,
+                "evictions": metrics.evictions,
+                "workloads": workloads,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
