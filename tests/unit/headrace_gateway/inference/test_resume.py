@@ -145,6 +145,29 @@ async def test_a_finished_request_is_replayed_from_its_log_at_any_gateway() -> N
     assert second.value("headrace_gateway_resumes_total", source="log") == 1
 
 
+@pytest.mark.parametrize("gateway", ["gateway-a", "gateway-b"])
+async def test_a_cursor_behind_the_end_of_a_finished_call_is_refused(gateway: str) -> None:
+    stack = Stack()
+    first, second = stack.gateway("gateway-a", resume_grace_s=30), stack.gateway("gateway-b")
+    async with first.running() as here, second.running() as there:
+        await stack.engine.appear()
+        running = await here.start(call("x", "y", sampling=SamplingCall(max_tokens=9)))
+        for claimed, text in zip(await stack.engine.claim(2), ("abc", "a"), strict=True):
+            await stack.engine.say(claimed, text, log=False, finish=LENGTH)
+            assert await stack.engine.end(claimed, {0: LENGTH}, since=[0])
+        await read(running)
+        await running.aclose()
+        service = here if gateway == "gateway-a" else there
+        for wrong, fact in (("4", "after 3 tokens"), ("3,2", "after 1 tokens")):
+            with pytest.raises(InvalidRequest, match=fact) as caught:
+                await service.resume("cmpl-1", wrong, CALLER)
+            assert caught.value.param == "after"
+        again = await service.resume("cmpl-1", "3", CALLER)
+        assert texts(await read(again)) == {0: "", 1: ""}
+        assert again.cursor == "3,1"
+        await again.aclose()
+
+
 async def test_resuming_what_never_was_is_not_found_and_bad_cursors_are_named() -> None:
     stack = Stack()
     async with stack.gateway().running() as service:

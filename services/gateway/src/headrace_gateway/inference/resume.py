@@ -17,6 +17,7 @@ from headrace_transport.interface import RequestState
 
 from headrace_gateway.errors import InvalidRequest
 from headrace_gateway.inference.catalog import Model
+from headrace_gateway.inference.running import OpenCall
 from headrace_gateway.inference.session import ChoiceText, Session
 
 NOTE_VERSION: Final = 1
@@ -117,6 +118,31 @@ def parse_cursor(after: str) -> Sequence[int]:
             param="after",
         )
     return [int(part) for part in parts]
+
+
+def check_cursor(cursor: Sequence[int], call: OpenCall) -> None:
+    """Refuses a cursor that this call cannot have given. Raises ``InvalidRequest``.
+
+    What lies ahead of a call that goes on may be what another gateway delivered already; behind
+    a known end there is nothing.
+    """
+    choices = [choice for session in call.sessions for choice in session.choices]
+    if len(cursor) not in (0, 1, len(choices)):
+        raise InvalidRequest(
+            f"after has {len(cursor)} numbers, but the call has {len(choices)} choices.",
+            param="after",
+        )
+    if not call.ended or any(session.failure for session in call.sessions):
+        return
+    if any(choice.code is not None for choice in choices):
+        return  # its last tokens can be lost
+    lengths = [len(choice.tokens) for choice in choices]
+    ends = [max(lengths)] if len(cursor) == 1 else lengths
+    for position, end in zip(cursor, ends, strict=False):
+        if position > end:
+            raise InvalidRequest(
+                f"after is {position}, but the call ended after {end} tokens.", param="after"
+            )
 
 
 def place(cursor: Sequence[int]) -> Callable[[int], int]:

@@ -281,7 +281,7 @@ class Running:
             text += choice.tail
         elif not text:
             return None  # held back: a character or a stop string may be incomplete
-        place.tokens = max(first, end)
+        place.tokens = end  # not where a cursor beyond it says
         place.told_end = finished
         return Delta(
             index=place.index,

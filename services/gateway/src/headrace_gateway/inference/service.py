@@ -42,7 +42,13 @@ from headrace_gateway.inference.planning import Planner
 from headrace_gateway.inference.readiness import Readiness
 from headrace_gateway.inference.receipt import Receipts
 from headrace_gateway.inference.recovery import Patience, Recovery
-from headrace_gateway.inference.resume import EdgeNote, parse_cursor, place, resumed_session
+from headrace_gateway.inference.resume import (
+    EdgeNote,
+    check_cursor,
+    parse_cursor,
+    place,
+    resumed_session,
+)
 from headrace_gateway.inference.running import OpenCall, Running
 from headrace_gateway.inference.session import Session
 from headrace_gateway.inference.tasks import Tasks
@@ -223,12 +229,7 @@ class InferenceService:
                 self._metrics.resumes.labels("here").inc()
             else:
                 call = await self._take_up(request_id, caller)
-            choices = len(call.sessions) * call.n
-            if len(cursor) not in (0, 1, choices):
-                raise InvalidRequest(
-                    f"after has {len(cursor)} numbers, but the call has {choices} choices.",
-                    param="after",
-                )
+            check_cursor(cursor, call)
             call.left_at = None
             return self._reader(call, cursor)
 
