@@ -34,3 +34,14 @@ def test_every_series_says_what_it_means() -> None:
     for declared in registry.declared():
         assert declared.name.startswith("headrace_gateway_")
         assert declared.help.endswith(".")
+
+
+def test_times_have_the_names_of_the_conventions_over_otlp() -> None:
+    registry = Registry("gateway")
+    GatewayMetrics(registry)
+    names = {made.name: made.otlp.name for made in registry.declared() if made.otlp is not None}
+    assert names == {
+        "headrace_gateway_time_to_first_token_seconds": "gen_ai.server.time_to_first_token",
+        "headrace_gateway_time_per_output_token_seconds": "gen_ai.server.time_per_output_token",
+        "headrace_gateway_request_seconds": "gen_ai.server.request.duration",
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from headrace_kit.metrics import Registry
+from headrace_kit.metrics import OtlpName, Registry
 from support.otlp import otlp_receiver
 
 
@@ -75,3 +75,28 @@ def test_second_start_is_refused() -> None:
         with pytest.raises(RuntimeError, match="already on"):
             registry.start_otlp(receiver.endpoint)
         registry.close()
+
+
+def test_a_histogram_is_pushed_under_its_further_name_too() -> None:
+    registry = Registry(service="gateway")
+    name = OtlpName("gen_ai.server.x", "s", {"model": "gen_ai.request.model"}, {"fixed": "yes"})
+    wait = registry.histogram(
+        "headrace_gateway_x_seconds", "Waits.", buckets=(1.0,), labels=("model",), otlp=name
+    )
+    wait.labels("m").observe(0.5)
+    with otlp_receiver() as receiver:
+        registry.start_otlp(receiver.endpoint, interval_s=60)
+        registry.close()
+        pushed = receiver.newest_metrics()
+    assert set(pushed) == {"headrace_gateway_x_seconds", "gen_ai.server.x"}
+    assert (pushed["gen_ai.server.x"].unit, pushed["headrace_gateway_x_seconds"].unit) == (
+        "s",
+        "seconds",
+    )
+    [point] = pushed["gen_ai.server.x"].histogram.data_points
+    assert {a.key: a.value.string_value for a in point.attributes} == {
+        "gen_ai.request.model": "m",
+        "fixed": "yes",
+    }
+    assert list(point.bucket_counts) == [1, 0]
+    assert b"gen_ai" not in registry.exposition()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
@@ -38,6 +38,19 @@ _NAME = re.compile(r"headrace(_[a-z0-9]+)+")
 
 
 @dataclass(frozen=True, slots=True)
+class OtlpName:
+    """A further name of a histogram over OTLP, as a convention of OpenTelemetry wants it."""
+
+    name: str
+    unit: str
+    """As UCUM writes it: ``s``."""
+    labels: Mapping[str, str]
+    """Attribute for each label."""
+    attributes: Mapping[str, str]
+    """Attributes that never change."""
+
+
+@dataclass(frozen=True, slots=True)
 class Declaration:
     """One metric, for documents, dashboards and alerts."""
 
@@ -47,6 +60,7 @@ class Declaration:
     unit: str | None
     labels: tuple[str, ...]
     buckets: tuple[float, ...] = ()
+    otlp: OtlpName | None = None
 
 
 Series = TypeVar("Series", prometheus.Counter, prometheus.Gauge, prometheus.Histogram)
@@ -154,10 +168,16 @@ class Registry:
         unit: str | None = "seconds",
         buckets: Sequence[float] = LATENCY_BUCKETS,
         labels: Sequence[str] = (),
+        otlp: OtlpName | None = None,
     ) -> Histogram:
-        """Declares a histogram with these upper bounds, in ``unit``."""
+        """Declares a histogram with these upper bounds, in ``unit``.
+
+        It is pushed under its own name, and under that of ``otlp`` besides.
+        """
         bounds = tuple(float(bound) for bound in buckets)
-        made = self._declare(Declaration(name, "histogram", help, unit, tuple(labels), bounds))
+        made = self._declare(
+            Declaration(name, "histogram", help, unit, tuple(labels), bounds, otlp)
+        )
         series = prometheus.Histogram(name, help, labels, buckets=bounds, registry=self._registry)
         return Histogram(made, series)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
@@ -30,7 +30,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.samples import Sample
 
 if TYPE_CHECKING:
-    from headrace_kit.metrics import Registry
+    from headrace_kit.metrics import OtlpName, Registry
 
 EXPORT_TIMEOUT_S = 5.0
 
@@ -76,11 +76,13 @@ class Push:
 def metrics_data(registry: Registry, started_ns: int) -> MetricsData:
     """Everything ``registry`` holds now, as cumulative OTLP values since ``started_ns``."""
     now_ns = time.time_ns()
-    units = {made.name: made.unit or "" for made in registry.declared()}
-    metrics = [
-        _metric(family, units.get(_full_name(family), ""), started_ns, now_ns)
-        for family in registry.families()
-    ]
+    declared = {made.name: made for made in registry.declared()}
+    metrics: list[Metric] = []
+    for family in registry.families():
+        made = declared[_full_name(family)]
+        metrics.append(_metric(family, made.unit or "", started_ns, now_ns))
+        if made.otlp is not None:
+            metrics.append(_renamed(family, made.otlp, started_ns, now_ns))
     resource = Resource(
         {
             "service.name": f"headrace-{registry.service}",
@@ -110,7 +112,28 @@ def _metric(family: Family, unit: str, started_ns: int, now_ns: int) -> Metric:
     return Metric(name, family.documentation, unit, Gauge(numbers))
 
 
-def _histogram_points(family: Family, started_ns: int, now_ns: int) -> list[HistogramDataPoint]:
+def _renamed(family: Family, other: OtlpName, started_ns: int, now_ns: int) -> Metric:
+    """A histogram under its further name, with that convention's attributes."""
+
+    def attributes(labels: Mapping[str, str]) -> dict[str, str]:
+        named = {other.labels.get(label, label): value for label, value in labels.items()}
+        return {**other.attributes, **named}
+
+    points = _histogram_points(family, started_ns, now_ns, attributes)
+    data = Histogram(points, AggregationTemporality.CUMULATIVE)
+    return Metric(other.name, family.documentation, other.unit, data)
+
+
+def _attributes(labels: Mapping[str, str]) -> dict[str, str]:
+    return dict(labels)
+
+
+def _histogram_points(
+    family: Family,
+    started_ns: int,
+    now_ns: int,
+    attributes: Callable[[Mapping[str, str]], dict[str, str]] = _attributes,
+) -> list[HistogramDataPoint]:
     """One point a series. Prometheus counts up to each bound; OTLP counts between bounds."""
     grouped: dict[tuple[tuple[str, str], ...], list[Sample]] = {}
     for sample in family.samples:
@@ -124,7 +147,7 @@ def _histogram_points(family: Family, started_ns: int, now_ns: int) -> list[Hist
         totals = [0, *(count for _, count in buckets)]
         points.append(
             HistogramDataPoint(
-                attributes=_attributes(dict(labels)),
+                attributes=attributes(dict(labels)),
                 start_time_unix_nano=started_ns,
                 time_unix_nano=now_ns,
                 count=totals[-1],
@@ -136,7 +159,3 @@ def _histogram_points(family: Family, started_ns: int, now_ns: int) -> list[Hist
             )
         )
     return points
-
-
-def _attributes(labels: Mapping[str, str]) -> dict[str, str]:
-    return dict(labels)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from headrace_kit.metrics import Registry
+from headrace_kit.metrics import OtlpName, Registry
 
 REQUEST_BUCKETS: Final = (
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
@@ -78,18 +78,21 @@ class GatewayMetrics:
             "From the arrival of a call to its first token.",
             buckets=REQUEST_BUCKETS,
             labels=("model",),
+            otlp=_gen_ai("time_to_first_token"),
         )
         self.token_gap = registry.histogram(
             "headrace_gateway_time_per_output_token_seconds",
             "Mean time between a choice's tokens after the first, one observation per choice.",
             buckets=TOKEN_BUCKETS,
             labels=("model",),
+            otlp=_gen_ai("time_per_output_token"),
         )
         self.request_time = registry.histogram(
             "headrace_gateway_request_seconds",
             "From the arrival of a call to its end.",
             buckets=REQUEST_BUCKETS,
             labels=("model",),
+            otlp=_gen_ai("request.duration"),
         )
         self.cancels = registry.counter(
             "headrace_gateway_cancels_total",
@@ -136,6 +139,19 @@ class GatewayMetrics:
             "gauge",
             lambda: self.open_streams(),
         )
+
+
+def _gen_ai(what: str) -> OtlpName:
+    """The name of OpenTelemetry's conventions for a server of generative models."""
+    return OtlpName(
+        f"gen_ai.server.{what}",
+        unit="s",
+        labels={"model": "gen_ai.request.model"},
+        attributes={
+            "gen_ai.operation.name": "generate_content",
+            "gen_ai.provider.name": "headrace",
+        },
+    )
 
 
 def _none() -> int:
