@@ -71,6 +71,23 @@ def test_grpc(stack: ServedStack) -> None:
     assert found["a deadline"].endswith("DEADLINE_EXCEEDED")
 
 
+def test_offline() -> None:
+    done = subprocess.run(
+        [sys.executable, "offline.py"],
+        capture_output=True,
+        text=True,
+        cwd=EXAMPLES,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = sections(done.stdout)
+    assert len(found["answers"].splitlines()) == 2
+    assert found["token ids"].startswith("from 0: [")
+    asleep = ["refused: the engine sleeps at level 1: wake it first", "awake: 1"]
+    assert found["asleep"].splitlines() == asleep
+
+
 @pytest.mark.slow
 def test_typescript(stack: ServedStack, tmp_path: Path) -> None:
     folder = tmp_path / "typescript"

@@ -216,8 +216,8 @@ def test_leaving_a_stream_cancels_it_and_leaves_nothing(engine: Engine) -> None:
         assert output.tokens
         break
 
-    assert engine.get_schedule_metrics().finished == {"cancelled": 1}
     assert_idle(engine)
+    assert engine.get_schedule_metrics().finished == {"cancelled": 1}
 
 
 def test_an_error_in_the_readers_body_cancels_too(engine: Engine) -> None:
@@ -238,8 +238,8 @@ async def test_closing_an_async_stream_cancels_it(engine: Engine) -> None:
             assert output.tokens
             break
 
-    assert engine.get_schedule_metrics().finished == {"cancelled": 1}
     assert_idle(engine)
+    assert engine.get_schedule_metrics().finished == {"cancelled": 1}
 
 
 async def test_cancelling_a_task_cancels_its_sequence(engine: Engine) -> None:
