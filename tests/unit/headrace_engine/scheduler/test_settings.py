@@ -22,6 +22,7 @@ def test_the_defaults_work() -> None:
         ({"phases": 3}, "phases is 3"),
         ({"prefill_chunk_tokens": 8, "block_tokens": 16}, "less than one block of 16"),
         ({"batch_tokens": 100, "max_batch": 64, "prefill_chunk_tokens": 64}, "batch_tokens is 100"),
+        ({"step_target_ms": 0.0}, "step_target_ms is 0.0"),
         ({"tenant_weights": {"a": 0.0}}, "weight of tenant 'a'"),
         ({"tenant_weights": {"a": float("nan")}}, "weight of tenant 'a'"),
     ],

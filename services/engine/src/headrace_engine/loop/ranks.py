@@ -31,6 +31,8 @@ class Turn:
     inbound: Inbound
     now_s: float
     """Rank 0's clock: time decides as well, so there is one."""
+    completed_s: tuple[float, ...]
+    """When the batches came back that did so since the last turn; on rank 0's clock too."""
     checked: list[Request]
     """Those of ``inbound`` that can run."""
 

@@ -36,6 +36,7 @@ from headrace_engine.state.inbound import Inbound
 from headrace_engine.state.mailbox import NewestCell
 from headrace_engine.state.metrics import CacheStats, ScheduleMetrics
 from headrace_engine.state.outputs import PassOutputs
+from headrace_engine.state.request import Request
 from headrace_engine.state.sequence import Sequence
 
 
@@ -134,6 +135,8 @@ class EngineLoop:
         )
         self._running: deque[BatchData] = deque()
         """Batches handed over, oldest first; at most ``phases`` of them."""
+        self._completed_s: list[float] = []
+        """Of batches that came back since the last turn."""
         self._started: list[Sequence] = []
         """Ran for the first time; not told yet."""
         self.garbage: Garbage | None = None
@@ -179,7 +182,7 @@ class EngineLoop:
         idle = self._idle()
         inbound = self._pop(idle)
         requests = self._lifecycle.validate(inbound.requests)
-        turn = self._broadcast(Turn(inbound, self._clock.monotonic(), requests), idle)
+        turn = self._broadcast(inbound, requests, idle)
         inbound, now_s, began_s = turn.inbound, turn.now_s, self._clock.monotonic()
         requests = [request for request in turn.checked if self._ranks.takes(request)]
         self._lifecycle.accept(requests, inbound.pushed_s, now_s)
@@ -202,6 +205,8 @@ class EngineLoop:
         batch = self._take_finished_batch(handed_over)
         taken_s = self._clock.monotonic()
         if batch is not None:
+            if batch.rows:
+                self._completed_s.append(taken_s)
             self._update(batch, taken_s)
         self._tell_started(taken_s)
         self._retire(taken_s)
@@ -235,12 +240,18 @@ class EngineLoop:
             return self._await(budget)
         return self._door.pop(max(0, budget), block=False)
 
-    def _broadcast(self, turn: Turn, idle: bool) -> Turn:
+    def _broadcast(self, inbound: Inbound, requests: list[Request], idle: bool) -> Turn:
         """Rank 0's turn, on every rank; the others sleep until it has one."""
+        turn = None
+        if self._ranks.leads:
+            turn = Turn(inbound, self._clock.monotonic(), tuple(self._completed_s), requests)
         if idle:
             self._ranks.barrier()
-        turn = self._ranks.broadcast(turn if self._ranks.leads else None)
+        turn = self._ranks.broadcast(turn)
         self._draining |= turn.inbound.drain
+        self._completed_s.clear()
+        for completed_s in turn.completed_s:
+            self.scheduler.completed(completed_s)
         return turn
 
     def _reduce_active(self) -> None:

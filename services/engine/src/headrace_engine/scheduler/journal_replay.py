@@ -227,6 +227,8 @@ class Replayer:
 
     def _complete(self, now_s: float, result: Replayed) -> None:
         flight, step, handed_s = self._flights.popleft()
+        if len(flight.slots):
+            self.scheduler.completed(now_s)
         began_s = max(handed_s, self._device_free_s)
         self._device_free_s = now_s
         if step.decode_rows or step.prefill_tokens:

@@ -86,6 +86,7 @@ def capture(scheduler: Scheduler) -> State:
 
     return {
         "passes": scheduler.passes,
+        "pace": None if scheduler.pace is None else scheduler.pace.state(),
         "blocks": [_block(block, place) for block in blocks],
         "unheld": [blocks[slot.owner] for slot in pool.slots.sorted],
         "holders": [
@@ -136,6 +137,8 @@ def restore(
     the state is none.
     """
     scheduler.passes = state["passes"]
+    if scheduler.pace is not None:
+        scheduler.pace.restore(state["pace"])
     _restore_sequences(scheduler, state, contents)
     _restore_blocks(scheduler, state, key_content)
     _restore_lists(scheduler, state)

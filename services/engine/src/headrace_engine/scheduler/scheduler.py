@@ -28,6 +28,7 @@ from headrace_engine.scheduler.commit import Chunk, PassPlan, commit_results
 from headrace_engine.scheduler.grant import Grants
 from headrace_engine.scheduler.journal import Journal, Origin
 from headrace_engine.scheduler.journal_state import capture
+from headrace_engine.scheduler.pace import Pace
 from headrace_engine.scheduler.plan import ResumePlan, plan_continue, plan_resume
 from headrace_engine.scheduler.policy import chunk_end, prefill_budget, prefill_share
 from headrace_engine.scheduler.publish import invalidate_published
@@ -69,6 +70,14 @@ class Scheduler:
         )
         self.residents = Residents(settings, self.pool, (weights_version, kv_dtype))
         self.passes = 0
+        self.pace: Pace | None = None
+        """Where a step has a target."""
+        if settings.step_target_ms is not None:
+            self.pace = Pace(
+                settings.step_target_ms / 1000,
+                smallest=settings.block_tokens,
+                largest=settings.prefill_chunk_tokens,
+            )
         self._plans: dict[int, ResumePlan] = {}
         """Of waiting sequences, by number."""
         self.journal = journal
@@ -118,6 +127,11 @@ class Scheduler:
             self.journal.retired(now_s)
         return self.residents.release_idle(now_s)
 
+    def completed(self, now_s: float) -> None:
+        """The oldest plan that was not empty has run."""
+        if self.pace is not None:
+            self.pace.completed(now_s)
+
     # the pass
 
     def schedule(self, now_s: float) -> PassPlan:
@@ -134,6 +148,8 @@ class Scheduler:
             self.residents, grants, decode, extended, chunks, pass_id=self.passes, now_s=now_s
         )
         self.residents.counters.decode_tokens += len(plan.decode)
+        if self.pace is not None and not plan.empty:
+            self.pace.handed_over(now_s, sum(chunk.end - chunk.begin for chunk in plan.chunks))
         if self.journal is not None:
             self.journal.planned(plan, grants.ops, self.residents, now_s)
         return plan
@@ -214,7 +230,9 @@ class Scheduler:
         budget = prefill_budget(
             decoding=decoding,
             batch_tokens=settings.batch_tokens,
-            chunk_tokens=settings.prefill_chunk_tokens,
+            chunk_tokens=settings.prefill_chunk_tokens
+            if self.pace is None
+            else self.pace.chunk_tokens(),
         )
         chunks: list[Chunk] = []
         contenders = len(residents.prefilling) + min(residents.free_slots, len(residents.waiting))

@@ -24,7 +24,10 @@ class SchedulerSettings:
     batch_tokens: int = 2048
     """Tokens of one batch when nothing decodes."""
     prefill_chunk_tokens: int = 256
-    """Tokens of known context computed in a pass that also decodes."""
+    """Tokens of known context computed in a pass that also decodes, at most."""
+    step_target_ms: float | None = None
+    """Time that a pass which also decodes should take at most; the known context computed in it is
+    sized so, between a block and ``prefill_chunk_tokens``. None: always ``prefill_chunk_tokens``."""
     session_tokens: int = 2048
     """Positions of one sequence."""
     block_tokens: int = 16
@@ -70,6 +73,8 @@ class SchedulerSettings:
                 f"batch_tokens is {self.batch_tokens}, less than max_batch ({self.max_batch}) + "
                 f"prefill_chunk_tokens ({self.prefill_chunk_tokens})"
             )
+        if self.step_target_ms is not None and not self.step_target_ms > 0:
+            raise ValueError(f"step_target_ms is {self.step_target_ms}, not above 0")
         for tenant, weight in self.tenant_weights.items():
             if not weight > 0:
                 raise ValueError(f"the weight of tenant {tenant!r} is {weight}, not above 0")
