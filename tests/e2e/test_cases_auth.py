@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import grpc
 import httpx
 import pytest
+from headrace_contracts.pb import inference_pb2, inference_pb2_grpc
 from support.api import Api, check_error
 from support.figures import engine_metrics
-from support.served import ServedStack
+from support.served import ServedStack, StartStack, clean_environ, headrace
 
 ORIGIN = "https://ui.example"
 PREFLIGHT = {
@@ -101,6 +106,69 @@ def test_keys_of_any_bytes_are_refused_and_leave_no_trace(stack: ServedStack) ->
     logs = "".join(path.read_text() for path in (stack.state_dir / "logs").glob("*.log"))
     assert stack.key[:-1] not in logs
     assert "kkkk" not in logs
+
+
+@pytest.mark.case("BR-25")
+def test_keys_of_any_bytes_are_refused_over_grpc_too(stack: ServedStack) -> None:
+    key = stack.key
+    values: list[str | bytes | None] = [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        f"Basic {key}",
+        f"Bearer {key}q",
+        f"Bearer {key[:-1]}",
+        "Bearer " + "k" * 4000,
+    ]
+    with grpc.insecure_channel(f"127.0.0.1:{stack.grpc_port}") as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        for value in values:
+            metadata = () if value is None else (("authorization", value),)
+            with pytest.raises(grpc.RpcError) as failure:
+                stub.ListModels(inference_pb2.ListModelsRequest(), metadata=metadata, timeout=10)
+            assert failure.value.code() is grpc.StatusCode.UNAUTHENTICATED, value
+            assert key[:-1] not in str(failure.value.details())
+        listed = stub.ListModels(
+            inference_pb2.ListModelsRequest(), metadata=(("authorization", f"Bearer {key}"),)
+        )
+        assert [model.id for model in listed.models] == [stack.model]
+
+
+@pytest.mark.slow
+@pytest.mark.case("BR-25")
+@pytest.mark.parametrize("key", ["", "schl\u00fcssel-0123456789"])
+def test_a_configured_key_that_is_empty_or_not_ascii_is_refused_at_start(
+    tmp_path: Path, key: str
+) -> None:
+    ended = subprocess.run(
+        headrace(
+            *("serve", f"--api-key={key}", "--http-port=0", "--grpc-port=0"),
+            *("--executor=echo", f"--state-dir={tmp_path}"),
+        ),
+        capture_output=True,
+        text=True,
+        env=clean_environ(),
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "--api-key: this API key cannot be used" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not key or key not in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.case("BR-25")
+def test_a_configured_key_may_end_in_a_newline(start: StartStack) -> None:
+    stack = start("--executor=echo", "--quiet", "--api-key=my-own-key-0123456789\n")
+    assert stack.key == "my-own-key-0123456789"
+    with Api(stack) as api:
+        assert api.client.get("/v1/models").status_code == 200
+    with anonymous(stack) as client:
+        for wrong in ("Bearer", "", f"Bearer {stack.key}x"):
+            answer = client.get("/v1/models", headers={"authorization": wrong})
+            assert answer.status_code == 401
 
 
 @pytest.mark.case("BR-26")

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from support.api import ALPHABET_PROMPT, Api, Body, check_error
 from support.idle import check_idle
-from support.served import ServedStack, served_stack
+from support.served import ServedStack, StartStack, served_stack
 
 BLOCK = 16
 """Tokens of a block, as the default settings have it."""
@@ -47,6 +47,30 @@ def test_a_prompt_that_is_wholly_cached_says_the_same(api: Api, length: int) -> 
         assert cached(answer) <= length - 1
         assert cached(answer) % BLOCK == 0
     assert cached(answers[-1]) == (length - 1) // BLOCK * BLOCK
+
+
+@pytest.mark.slow
+@pytest.mark.case("BR-20")
+def test_with_the_cache_off_everything_is_said_alike(api: Api, start: StartStack) -> None:
+    bodies: list[Body] = [
+        {
+            "prompt": [HELLO, RED] * (length // 2) + [HELLO] * (length % 2),
+            "temperature": 0,
+            "max_tokens": 8,
+            "logprobs": 1,
+        }
+        for length in (15, 16, 17, 32, 33, 128)
+    ]
+    with_it = [api.completion(body).json() for body in bodies]
+    stack = start("--quiet", environ={"HEADRACE_ENGINE_PREFIX_CACHE": "false"})
+    with Api(stack) as plain:
+        for body, expected in zip(bodies, with_it, strict=True):
+            answers = [plain.completion(body).json() for _ in range(2)]
+            for answer in answers:
+                assert answer["choices"][0]["text"] == expected["choices"][0]["text"]
+                assert logprobs(answer) == pytest.approx(logprobs(expected), abs=1e-3)  # pyright: ignore[reportUnknownMemberType]
+                assert cached(answer) == 0
+        check_idle(stack)
 
 
 @pytest.mark.case("BR-20")

@@ -61,8 +61,10 @@ async def test_a_given_key_goes_before_the_stored_one() -> None:
     made = await usable_key(keys, PEPPER, None, None)
     own = "sk-my-own-key-0123456789"
     assert await usable_key(keys, PEPPER, own, made) == own
-    with pytest.raises(ValueError, match="characters"):
-        await usable_key(keys, PEPPER, "short", made)
+    assert await usable_key(keys, PEPPER, own + "\r\n", made) == own
+    for wrong in ("short", "", "\n", "schl\u00fcssel-0123456789"):
+        with pytest.raises(ValueError, match="characters"):
+            await usable_key(keys, PEPPER, wrong, made)
 
 
 async def test_keys_that_the_server_lost_come_back_as_they_were() -> None:

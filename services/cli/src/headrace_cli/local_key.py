@@ -19,8 +19,9 @@ async def usable_key(keys: KeyStore, pepper: bytes, given: str | None, stored: s
     Raises ValueError for a given one that cannot be a key.
     """
     if given is not None:
-        await keys.adopt(given, name=KEY_NAME, scopes=SCOPES)
-        return given
+        key = given.strip("\r\n")  # as a file ends that it was read from
+        await keys.adopt(key, name=KEY_NAME, scopes=SCOPES)
+        return key
     token = None if stored is None else parse_token(stored.encode(), pepper)
     if stored is not None and token is not None:
         known = {key.public_id: key for key in await keys.list()}
