@@ -139,6 +139,7 @@ def test_a_stream_gives_every_token_in_its_place_and_one_end(engine: Engine) -> 
     assert (usage.prompt_tokens, usage.completion_tokens) == (3, 50)
 
 
+@pytest.mark.rule("offline.slow-reader")
 def test_a_reader_that_comes_late_gets_all_at_once(engine: Engine) -> None:
     stream = engine.start([1, 2], Sampling(300))
     while not stream.ended:
@@ -211,6 +212,7 @@ def test_many_threads_and_an_event_loop_at_once(engine: Engine) -> None:
 # leaving early
 
 
+@pytest.mark.rule("offline.left-is-gone")
 def test_leaving_a_stream_cancels_it_and_leaves_nothing(engine: Engine) -> None:
     for output in engine.create_instance().stream_infer([1, 2, 3], LONG):
         assert output.tokens
@@ -242,6 +244,7 @@ async def test_closing_an_async_stream_cancels_it(engine: Engine) -> None:
     assert engine.get_schedule_metrics().finished == {"cancelled": 1}
 
 
+@pytest.mark.rule("offline.left-is-gone")
 async def test_cancelling_a_task_cancels_its_sequence(engine: Engine) -> None:
     began = asyncio.Event()
 
@@ -369,6 +372,7 @@ def test_a_device_that_breaks_is_told_to_all_and_from_then_on(engine: Engine, sh
 # closing
 
 
+@pytest.mark.rule("request.one-terminal-status")
 def test_closing_gives_everything_an_end(shelf: Shelf) -> None:
     engine = Engine("first", EngineSettings(max_batch=2), load=shelf.load)
     streams = [engine.start([1, 2], LONG) for _ in range(40)]
@@ -443,6 +447,7 @@ def complete(engine: Engine, length: int = 64) -> Completion:
     return completion
 
 
+@pytest.mark.rule("offline.asleep-holds-nothing")
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_sleeping_engine_refuses_work_and_wakes_with_an_empty_cache(
     engine: Engine, shelf: Shelf, level: int

@@ -3,7 +3,7 @@
 Owner    shared; every method may be called from any thread
 Writes   which core runs, and with which weights
 Never    knows text, Redis or HTTP
-Rules    request.one-terminal-status, request.refused-before-it-is-queued
+Rules    offline.left-is-gone, offline.asleep-holds-nothing
 Next     headrace_engine.api_running
 """
 

@@ -3,7 +3,7 @@
 Owner    shared; a monitor in each stream is the synchronisation
 Writes   what is waiting for its reader
 Never    waits for a reader; loses or repeats a token
-Rules    request.one-terminal-status, threads.mailboxes-only
+Rules    offline.slow-reader, offline.left-is-gone, threads.mailboxes-only
 Next     headrace_engine.api
 
 A reader takes everything that came since it last looked: whoever reads slowly gets several
