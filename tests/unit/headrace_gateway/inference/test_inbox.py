@@ -16,7 +16,7 @@ from headrace_gateway.inference.session import Outcome, Session
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.text.pipeline import TextDelta, TextPipeline
 from headrace_kit.metrics import Registry
-from headrace_transport.interface import FIRST_FRAME, FrameId
+from headrace_transport.interface import FIRST_FRAME, FrameId, OutEntry
 from headrace_transport.memory import MemoryBroker, MemoryEngineWire, MemoryGatewayWire
 from support.clock import FakeClock
 from support.wire import eventually, toy_card, toy_files, toy_ids
@@ -219,3 +219,55 @@ def test_frame_ids_compare_as_numbers() -> None:
     assert position(FrameId("9-10")) > position(FrameId("9-9"))
     assert position(FrameId("10-0")) > position(FrameId("9-99"))
     assert frame_id(position(FrameId("1800000000000-7"))) == "1800000000000-7"
+
+
+class NotingWire(MemoryGatewayWire):
+    """Notes when frames are asked for."""
+
+    def __init__(self, broker: MemoryBroker, notes: list[str]) -> None:
+        super().__init__(broker)
+        self._notes = notes
+
+    async def read_out(self, gateway: str, after: FrameId, *, block_ms: int) -> Sequence[OutEntry]:
+        """As ever."""
+        self._notes.append("asked")
+        return await super().read_out(gateway, after, block_ms=block_ms)
+
+
+async def test_readers_have_their_turn_before_more_is_asked_for() -> None:
+    box, notes = Box(), list[str]()
+    wire = NotingWire(box.broker, notes)
+    inbox = Inbox(
+        wire,
+        "g1",
+        box.clock,
+        box.metrics,
+        heard=lambda session, outcome, i: None,
+        reconnected=box.count,
+    )
+    session = Session(
+        RequestRecord(id="a", model="toy", n=1), choice_text=TEXT.choice, prompt_tokens=1, now=0.0
+    )
+    inbox.open(session)
+    news = asyncio.Event()
+    session.listeners.add(news.set)
+
+    async def read() -> None:
+        await news.wait()
+        notes.append("sent")
+
+    async def asked_once() -> bool:
+        return notes == ["asked"]
+
+    async def asked_again() -> bool:
+        return notes.count("asked") == 2
+
+    reading, reader = asyncio.create_task(inbox.read()), asyncio.create_task(read())
+    await wire.beat_gateway("g1", ttl_ms=60_000)
+    await eventually(asked_once)
+    await box.engine.publish({"g1": frame([session.record.slot], ["x"])})
+    await eventually(asked_again)
+    assert notes == ["asked", "sent", "asked"]
+    await reader
+    reading.cancel()
+    await asyncio.wait([reading])

@@ -125,6 +125,7 @@ class Inbox:
                 else:
                     self.take_frame(entry.item, at)
                 self._after = at
+            await asyncio.sleep(0)  # readers send what came before more is asked for
 
     def take_fence(self, fence: Fence) -> None:
         """From here on, rows of earlier attempts at this request are stale."""
