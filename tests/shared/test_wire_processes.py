@@ -249,3 +249,14 @@ async def test_only_a_booted_process_supersedes(wires: Wires) -> None:
     engine = await wires.engine()
     with pytest.raises(RecordRejected, match="hex digits"):
         await engine.supersede(MODEL, "engine-1")
+
+
+async def test_a_drain_reaches_the_process_it_is_meant_for(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    assert not await gateway.drain_engine(OLD, grace_ms=5)
+    await engine.beat_engine(replace(INFO, process=OLD), ttl_ms=LEASE_MS)
+    assert await gateway.drain_engine(OLD, grace_ms=1500)
+    ((_, control),) = await engine.read_control(OLD, "0-0", block_ms=10)
+    assert control.WhichOneof("kind") == "drain"
+    assert control.drain.grace_ms == 1500
+    assert not await gateway.drain_engine(NEW, grace_ms=5)

@@ -221,6 +221,12 @@ class GatewayWire(Protocol):
 
     async def engines(self, model: str) -> Sequence[EngineInfo]: ...
 
+    async def drain_engine(self, engine: str, *, grace_ms: int) -> bool:
+        """Asks an engine process to stop claiming, let what runs end within ``grace_ms`` (0: its
+        own setting), hand the rest back, and exit. False: there is no such process.
+        """
+        ...
+
     # processes
     async def beat_gateway(self, gateway: str, *, ttl_ms: int) -> None: ...
 

@@ -18,6 +18,7 @@ from headrace_contracts.pb.queue_pb2 import (
     CancelMark,
     CancelNudge,
     Control,
+    Drain,
     Fence,
     Frame,
     LogEntry,
@@ -304,6 +305,17 @@ class MemoryGatewayWire(_MemoryWire):
             for info, expiry in self._broker.engines.values()
             if info.model == model and expiry > now
         ]
+
+    async def drain_engine(self, engine: str, *, grace_ms: int) -> bool:
+        """See ``GatewayWire.drain_engine``."""
+        await self._broker.enter()
+        check_process("an engine", engine)
+        known = self._broker.engines.get(engine)
+        if known is None or known[1] <= self._broker.now_ms():
+            return False
+        entry = Control(version=WIRE_VERSION, drain=Drain(grace_ms=grace_ms))
+        self._broker.control(engine).append(entry)
+        return True
 
     async def beat_gateway(self, gateway: str, *, ttl_ms: int) -> None:
         """See ``GatewayWire.beat_gateway``."""

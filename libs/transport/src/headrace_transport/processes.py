@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from headrace_contracts import keys
 from headrace_contracts.keys import HOLE
+from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb import codes_pb2
-from headrace_contracts.pb.queue_pb2 import CancelMark
+from headrace_contracts.pb.queue_pb2 import CancelMark, Control, Drain
 
 from headrace_transport.cancels import CancelMarks
 from headrace_transport.errors import CommandFailed
@@ -50,6 +51,21 @@ class GatewayLeases(Part):
             if fields:
                 found.append(_info(as_text(reply[i]), fields))
         return found
+
+    async def drain_engine(self, engine: str, *, grace_ms: int) -> bool:
+        """See ``GatewayWire.drain_engine``."""
+        check_process("an engine", engine)
+        if not as_int(await self._server.command("EXISTS", keys.engine(engine))):
+            return False
+        entry = Control(version=WIRE_VERSION, drain=Drain(grace_ms=grace_ms))
+        stream = keys.control(engine)
+        await self._server.pipeline(
+            [
+                ("XADD", stream, "*", "control", entry.SerializeToString()),
+                ("PEXPIRE", stream, self._server.options.log_ttl_ms),
+            ]
+        )
+        return True
 
 
 class EngineLeases(Part):

@@ -1,0 +1,135 @@
+"""The engines of a deployment, as they tell of themselves on its server: shown, and drained."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from headrace_gateway.settings import GatewaySecrets
+from headrace_kit.errors import SettingsError
+from headrace_kit.settings import load_secrets
+from headrace_transport.connection import connect_gateway
+from headrace_transport.errors import TransportError
+from headrace_transport.interface import EngineInfo, GatewayWire
+
+from headrace_cli.errors import CommandFailed
+from headrace_cli.state import StateDir
+
+_HOME: Final = "\x1b[H\x1b[2J"
+"""Clears a terminal."""
+_HEAD: Final = ("ENGINE", "STATE", "RUNNING", "WAITING", "BLOCKS HELD")
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """A server and what it takes to read it."""
+
+    redis_url: str
+    password: str | None
+
+    def __repr__(self) -> str:
+        return f"Fleet({self.redis_url!r})"
+
+    @classmethod
+    def find(cls, redis_url: str | None, state: StateDir, environ: Mapping[str, str]) -> Fleet:
+        """The named server with the environment's password, or the local stack's.
+
+        Raises CommandFailed.
+        """
+        url = redis_url or environ.get("HEADRACE_GATEWAY_REDIS_URL")
+        if url is None:
+            running = state.running() if state.is_locked() else None
+            if running is None:
+                raise CommandFailed(
+                    "No stack runs here, and no --redis-url names another server.",
+                    hint="Start one with `headrace serve`.",
+                )
+            return cls(running.redis_url, state.secret(state.redis_password_file))
+        try:
+            password = load_secrets(GatewaySecrets, environ).redis_password
+        except SettingsError as error:
+            raise CommandFailed(str(error)) from error
+        return cls(url, None if password is None else password.get_secret_value())
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[GatewayWire]:
+        """The wire. Raises CommandFailed for a server that cannot be used."""
+        try:
+            wire = await connect_gateway(self.redis_url, password=self.password)
+            try:
+                yield wire
+            finally:
+                await wire.close()
+        except TransportError as error:
+            raise CommandFailed(f"The server {self.redis_url} cannot be used: {error}") from error
+
+
+async def picture(wire: GatewayWire) -> str:
+    """Every model with its queue and its engines, as a table."""
+    parts: list[str] = []
+    for card in await wire.cards():
+        engines = sorted(await wire.engines(card.model), key=lambda each: each.process)
+        depth = await wire.queue_depth(card.model)
+        running = sum(each.running for each in engines)
+        parts.append(f"{card.model}   queued {depth}   running {running}")
+        parts.append(_table([_HEAD, *map(_row, engines)]) if engines else "  no engine")
+        parts.append("")
+    return "\n".join(parts) if parts else "No model has been served here yet.\n"
+
+
+async def top(fleet: Fleet, *, interval_s: float, once: bool) -> None:
+    """Prints the picture, again and again where standard output is a terminal."""
+    again = not once and sys.stdout.isatty()
+    async with fleet.open() as wire:
+        while True:
+            shown = await picture(wire)
+            if not again:
+                print(shown, end="")
+                return
+            print(f"{_HOME}{time.strftime('%H:%M:%S')}  Ctrl-C ends it\n\n{shown}", flush=True)
+            await asyncio.sleep(interval_s)
+
+
+async def drain(wire: GatewayWire, name: str, *, grace_s: float | None) -> str:
+    """Asks an engine to end; its process id. Raises CommandFailed without such an engine.
+
+    ``name``: a process id, or its beginning where no other begins alike.
+    """
+    known = [info.process for card in await wire.cards() for info in await wire.engines(card.model)]
+    found = [process for process in known if process == name] or [
+        process for process in known if process.startswith(name)
+    ]
+    if len(found) > 1:
+        raise CommandFailed(f"{name!r} may be any of {', '.join(sorted(found))}.")
+    grace_ms = 0 if grace_s is None else max(1, round(grace_s * 1000))
+    if not found or not await wire.drain_engine(found[0], grace_ms=grace_ms):
+        raise CommandFailed(f"There is no engine {name!r}.", hint="`headrace top` names them.")
+    return found[0]
+
+
+async def run_drain(fleet: Fleet, name: str, *, grace_s: float | None) -> None:
+    """``drain``, told."""
+    async with fleet.open() as wire:
+        process = await drain(wire, name, grace_s=grace_s)
+    print(f"{process} takes no more requests, and ends when its own have ended or moved on")
+
+
+def _row(engine: EngineInfo) -> tuple[str, ...]:
+    held = engine.total_blocks - engine.free_blocks
+    share = f"{100 * held / engine.total_blocks:.0f} %" if engine.total_blocks else "-"
+    blocks = f"{held} of {engine.total_blocks} ({share})" if engine.total_blocks else "-"
+    return (engine.process, engine.state, str(engine.running), str(engine.waiting), blocks)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
