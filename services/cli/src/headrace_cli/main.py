@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from headrace_cli.state import StateDir
 
 if TYPE_CHECKING:  # commands import what they need: `headrace --help` stays quick
     from headrace_cli.endpoint import Endpoint
+    from headrace_cli.fleet import Fleet
     from headrace_cli.keys import KeyPlace
 
 app = typer.Typer(
@@ -284,6 +286,36 @@ def bench_offline(
 
 
 @app.command()
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Print one picture and end.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two.")] = 2.0,
+    redis_url: RedisOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Show models, queues and engines, refreshed until Ctrl-C."""
+    from headrace_cli import fleet
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(fleet.top(_fleet(redis_url, state_dir), interval_s=interval, once=once))
+
+
+@app.command()
+def drain(
+    engine: Annotated[str, typer.Argument(help="Its id as `top` shows it, or how that begins.")],
+    grace: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds for what runs [default: the engine's drain_s]."),
+    ] = None,
+    redis_url: RedisOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Let an engine finish or hand over what it runs, and end."""
+    from headrace_cli import fleet
+
+    asyncio.run(fleet.run_drain(_fleet(redis_url, state_dir), engine, grace_s=grace))
+
+
+@app.command()
 def reset(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     state_dir: StateOption = None,
@@ -315,6 +347,12 @@ def _endpoint(url: str | None, api_key: str | None, state_dir: Path | None) -> E
     from headrace_cli.endpoint import Endpoint
 
     return Endpoint.find(url, api_key, _state(state_dir), os.environ)
+
+
+def _fleet(redis_url: str | None, state_dir: Path | None) -> Fleet:
+    from headrace_cli.fleet import Fleet
+
+    return Fleet.find(redis_url, _state(state_dir), os.environ)
 
 
 def _place(redis_url: str | None, state_dir: Path | None) -> KeyPlace:
