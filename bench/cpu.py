@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 import numpy as np
+from headrace_engine.default_model import DEFAULT_MODEL
 from headrace_engine.executor.cpu import CpuExecutor, available_cores
 from headrace_engine.executor.thread import ExecutorThread
 from headrace_engine.intake.gateway import EngineGateway
@@ -28,7 +29,6 @@ from headrace_engine.kernels.native import NativeLibrary
 from headrace_engine.loop.thread import EngineLoop, executor_limits
 from headrace_engine.model.decoder import Dtype
 from headrace_engine.model.layers import Matrix, Weights
-from headrace_engine.model.loader.source import DEFAULT_MODEL
 from headrace_engine.model.opening import open_model
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.state.request import Request, RequestHandle, Sampling

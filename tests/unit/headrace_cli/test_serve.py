@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import httpx
 import pytest
-from headrace_cli.serve import first_model, until_ready, welcome
+from headrace_cli.errors import CommandFailed
+from headrace_cli.processes import ServeOptions
+from headrace_cli.serve import check_given_key, first_model, serve, until_ready, welcome
+from headrace_cli.state import StateDir
 from headrace_cli.supervisor import SupervisionFailed
 
 
@@ -21,6 +25,22 @@ class Starting:
         if self.calls == 1:
             raise httpx.ConnectError("refused")
         return httpx.Response(503 if self.calls == 2 else 200)
+
+
+@pytest.mark.parametrize("key", ["abc", "two words", "x" * 9999, "schlüssel-lang"])
+def test_a_key_that_no_gateway_would_take_is_refused_before_anything_starts(
+    key: str, tmp_path: Path
+) -> None:
+    state = StateDir(tmp_path / "s")
+    options = ServeOptions(None, 0, 0, 1, key, None, None, "echo", quiet=True)
+    with pytest.raises(CommandFailed, match="--api-key"):
+        serve(options, state)
+    assert not state.path.exists()
+
+
+def test_chosen_keys_and_those_made_here_are_taken() -> None:
+    for key in (None, "long-enough", "hr_whatever"):
+        check_given_key(key)
 
 
 async def test_a_gateway_is_asked_until_it_is_ready() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
+from headrace_engine.default_model import DEFAULT_MODEL
 from headrace_engine.errors import ModelRejected
 from headrace_engine.executor.echo import EchoExecutor
 from headrace_engine.loading import (
@@ -16,7 +18,7 @@ from headrace_engine.loading import (
     publish_card,
 )
 from headrace_engine.model.loader.tokenizer_files import TokenizerFiles
-from headrace_engine.settings import DEFAULT_MODEL, EngineSettings, block_tokens
+from headrace_engine.settings import EngineSettings, block_tokens
 from headrace_transport.memory import MemoryBroker, MemoryEngineWire
 from structlog.testing import capture_logs
 
@@ -110,6 +112,12 @@ async def test_the_card_tells_gateways_what_they_need() -> None:
     assert (card.begin_token_id, card.add_begin_token) == (1, True)
     assert (card.temperature, card.top_k) == (0.5, 20)
     assert dict(card.special_tokens) == {"eos_token": "</s>"}
+
+
+def test_an_unknown_architecture_is_named_before_a_tokenizer_is_missed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
+    with pytest.raises(ModelRejected, match="unknown architecture MambaForCausalLM"):
+        load_model(EngineSettings(model=str(tmp_path)), lambda _: None)
 
 
 async def test_a_card_without_a_tokenizer_names_no_files() -> None:

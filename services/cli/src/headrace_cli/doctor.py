@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import stat
 import subprocess
@@ -16,9 +17,10 @@ from pathlib import Path
 from typing import Final, Literal
 
 import httpx
+from headrace_engine.default_model import DEFAULT_MODEL, DEFAULT_MODEL_SHA256
 from headrace_engine.errors import ModelRejected
 from headrace_engine.model.loader.source import file_sha256, resolve
-from headrace_engine.settings import DEFAULT_MODEL, EngineSecrets, EngineSettings, check_settings
+from headrace_engine.settings import EngineSecrets, EngineSettings, check_settings
 from headrace_gateway.settings import GatewaySecrets, GatewaySettings
 from headrace_kit.errors import SettingsError
 from headrace_kit.settings import load, load_secrets
@@ -34,12 +36,13 @@ from headrace_cli.state import RunningStack, StateDir
 
 Verdict = Literal["ok", "warning", "wrong"]
 
-DEFAULT_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SUPPORTED: Final = ((3, 11), (3, 13))
 MIN_FREE_DISK: Final = 1 << 30
 MIN_MEMORY: Final = 3 << 30
 """Bytes: the default model in float32, its cache, and three processes."""
 MAX_CLOCK_SKEW_S: Final = 2.0
+_USER: Final = re.compile("//[^/@]*@")
+"""User and password of a URL."""
 _OLDEST_TIME: Final = 1_750_000_000
 """Unix seconds in the past of every release."""
 
@@ -88,7 +91,7 @@ async def examine(question: Question) -> list[Finding]:
         findings += free_ports(question.http_port, question.grpc_port)
     else:
         findings += await stack(running, question.state)
-    return findings
+    return findings + await configured_servers(question.environ)
 
 
 def print_findings(findings: list[Finding]) -> bool:
@@ -201,7 +204,7 @@ def model(name: str) -> Iterator[Finding]:
         return
     if name != DEFAULT_MODEL:
         yield ok("model", str(path))
-    elif file_sha256(path) == DEFAULT_SHA256:
+    elif file_sha256(path) == DEFAULT_MODEL_SHA256:
         yield ok("model", f"{path} has the known SHA-256")
     else:
         yield Finding(
@@ -275,15 +278,45 @@ async def stack(running: RunningStack, state: StateDir) -> list[Finding]:
     ]
 
 
+async def configured_servers(environ: Mapping[str, str]) -> list[Finding]:
+    """The servers that environment and configuration file name, each once."""
+    try:
+        services = (
+            (load(EngineSettings, environ=environ), load_secrets(EngineSecrets, environ)),
+            (load(GatewaySettings, environ=environ), load_secrets(GatewaySecrets, environ)),
+        )
+    except SettingsError:
+        return []  # said already
+    asked: dict[tuple[str, str | None], None] = {}
+    for given, hidden in services:
+        if given.redis_url != type(given)().redis_url:
+            secret = hidden.redis_password
+            password = None if secret is None else secret.get_secret_value()
+            asked[given.redis_url, password] = None
+    return [
+        finding
+        for url, password in asked
+        for finding in await _answering(url, password, "Start it, or correct REDIS_URL.")
+    ]
+
+
 async def _server(running: RunningStack, state: StateDir) -> list[Finding]:
-    what = f"server {running.redis_url}"
     password = state.read(state.redis_password_file.name)
-    server = Server(running.redis_url, password=password, options=WireOptions())
+    mend = f"See {state.logs / 'valkey.log'}."
+    return await _answering(running.redis_url, password, mend)
+
+
+async def _answering(url: str, password: str | None, mend: str) -> list[Finding]:
+    what = f"server {_USER.sub('//', url)}"
+    try:
+        server = Server(url, password=password, options=WireOptions())
+    except TransportError as error:
+        return [Finding(what, "wrong", str(error), mend)]
     try:
         warnings = await check_server(server)
         seconds, micros = map(as_int, as_list(await server.command("TIME")))
     except TransportError as error:
-        return [Finding(what, "wrong", str(error), f"See {state.logs / 'valkey.log'}.")]
+        return [Finding(what, "wrong", str(error), mend)]
     finally:
         await server.close()
     skew_s = abs(time.time() - seconds - micros / 1e6)

@@ -13,6 +13,7 @@ from typing import Final, cast
 
 import httpx
 from headrace_gateway.auth.keys import KeyStore
+from headrace_gateway.auth.tokens import PREFIX, check_adopted
 from headrace_kit.clock import SystemClock
 from headrace_transport.connection import connect_gateway
 from headrace_transport.errors import TransportError
@@ -34,6 +35,7 @@ KEYS_POLL_S: Final = 2.0
 
 def serve(options: ServeOptions, state: StateDir) -> None:
     """Runs the stack until a signal. Raises CommandFailed with the reason when it cannot go on."""
+    check_given_key(options.api_key)
     os.umask(0o077)  # for the children too: what they write is its owner's alone
     state.open()
     with state.lock():
@@ -44,6 +46,16 @@ def serve(options: ServeOptions, state: StateDir) -> None:
             asyncio.run(stack.run())
         finally:
             state.withdraw()
+
+
+def check_given_key(key: str | None) -> None:
+    """Refuses a key that no gateway would take. Raises CommandFailed.
+
+    The checksum of one that was made here needs the pepper, and is looked at later.
+    """
+    fault = None if key is None or key.startswith(PREFIX) else check_adopted(key)
+    if fault is not None:
+        raise CommandFailed(f"--api-key: this API key cannot be used: {fault}")
 
 
 class _Stack:

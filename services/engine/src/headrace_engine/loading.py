@@ -17,9 +17,11 @@ from headrace_transport.interface import EngineWire
 from headrace_engine.errors import ModelRejected
 from headrace_engine.executor.base import Executor
 from headrace_engine.executor.echo import EchoExecutor
+from headrace_engine.model.families.llama import gguf_architecture, hf_architecture
 from headrace_engine.model.loader.formats import Progress
 from headrace_engine.model.loader.gguf_header import read_gguf_header
 from headrace_engine.model.loader.gguf_tokenizer import tokenizer_from_gguf
+from headrace_engine.model.loader.safetensors import read_json
 from headrace_engine.model.loader.source import resolve
 from headrace_engine.model.loader.tokenizer_files import TokenizerFiles, tokenizer_from_folder
 from headrace_engine.scheduler.settings import SchedulerSettings
@@ -56,6 +58,7 @@ def load_model(settings: EngineSettings, percent: Percent) -> LoadedModel:
             tokenizer = _tokenizer(settings.model) if settings.echo_tokenizer else None
             return LoadedModel(name, _echo(settings), tokenizer)
         case "cpu":
+            _check_architecture(settings.model)  # what is unknown needs no tokenizer either
             tokenizer = _tokenizer(settings.model)
             return LoadedModel(name, _cpu(settings, progress), tokenizer)
         case "cuda":
@@ -178,6 +181,14 @@ def add_text_fields(card: ModelCard, tokenizer: TokenizerFiles) -> None:
         card.top_p = tokenizer.top_p
     if tokenizer.top_k is not None:
         card.top_k = tokenizer.top_k
+
+
+def _check_architecture(model: str) -> None:
+    path = resolve(model)
+    if path.is_dir():
+        hf_architecture(path, read_json(path / "config.json"))
+    else:
+        gguf_architecture(read_gguf_header(path))
 
 
 def _tokenizer(model: str) -> TokenizerFiles:

@@ -159,7 +159,9 @@ def test_a_prompt_that_can_never_fit_the_pool_is_refused_with_both_numbers() -> 
 
 
 def test_an_answer_may_be_longer_than_the_pool_it_ends_in() -> None:
-    assert fit([7] * 30, planned(max_tokens=20), toy_card(pool_tokens=40), cap=None, param="p") == 20
+    assert (
+        fit([7] * 30, planned(max_tokens=20), toy_card(pool_tokens=40), cap=None, param="p") == 20
+    )
 
 
 @pytest.mark.parametrize("prompt", [[], [-1], [VOCABULARY], [1, 10**12], [1, 10**5000]])

@@ -61,18 +61,36 @@ GGUF_NAMES: Final = {
 }
 
 
+def hf_architecture(path: Path, config: Mapping[str, object]) -> str:
+    """The architecture that ``config.json`` names. Raises ModelRejected for an unknown one."""
+    names = config.get("architectures")
+    name = str(cast("list[object]", names)[0]) if isinstance(names, list) and names else "none"
+    if name not in HF_ARCHITECTURES:
+        raise ModelRejected(
+            f"{path / 'config.json'}: unknown architecture {name}; known are"
+            f" {', '.join(HF_ARCHITECTURES)}"
+        )
+    return HF_ARCHITECTURES[name]
+
+
+def gguf_architecture(header: GgufHeader) -> str:
+    """The architecture that GGUF metadata name. Raises ModelRejected for an unknown one."""
+    architecture = str(header.metadata.get("general.architecture"))
+    if architecture not in GGUF_ARCHITECTURES:
+        raise ModelRejected(
+            f"{header.path}: unknown architecture {architecture}; known are"
+            f" {', '.join(GGUF_ARCHITECTURES)}"
+        )
+    return architecture
+
+
 def config_from_hf(path: Path, config: Mapping[str, object], *, output_stored: bool) -> ModelConfig:
     """Reads ``config.json``. ``output_stored``: whether the folder has an output matrix.
 
     Raises ModelRejected for what this executor does not compute, by name.
     """
     read = _Reader(path / "config.json", config)
-    names = config.get("architectures")
-    name = str(cast("list[object]", names)[0]) if isinstance(names, list) and names else "none"
-    if name not in HF_ARCHITECTURES:
-        raise ModelRejected(
-            f"{read.origin}: unknown architecture {name}; known are {', '.join(HF_ARCHITECTURES)}"
-        )
+    architecture = hf_architecture(path, config)
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise ModelRejected(f"{read.origin}: hidden_act {activation!r} is not computed, only silu")
@@ -91,7 +109,7 @@ def config_from_hf(path: Path, config: Mapping[str, object], *, output_stored: b
         read.origin,
         ModelConfig(
             name=path.resolve().name,
-            architecture=HF_ARCHITECTURES[name],
+            architecture=architecture,
             vocabulary=read.count("vocab_size"),
             context_tokens=read.count("max_position_embeddings"),
             layers=read.count("num_hidden_layers"),
@@ -104,8 +122,8 @@ def config_from_hf(path: Path, config: Mapping[str, object], *, output_stored: b
             rope_theta=theta,
             rope_scaling=scaling,
             tied_output=tied,
-            qkv_bias=HF_ARCHITECTURES[name] == "qwen2",
-            qk_norm=HF_ARCHITECTURES[name] == "qwen3",
+            qkv_bias=architecture == "qwen2",
+            qk_norm=architecture == "qwen3",
             eos_token_ids=read.ids("eos_token_id"),
         ),
     )
@@ -113,12 +131,7 @@ def config_from_hf(path: Path, config: Mapping[str, object], *, output_stored: b
 
 def config_from_gguf(header: GgufHeader) -> ModelConfig:
     """Reads GGUF metadata. Raises ModelRejected for what this executor does not compute."""
-    architecture = str(header.metadata.get("general.architecture"))
-    if architecture not in GGUF_ARCHITECTURES:
-        raise ModelRejected(
-            f"{header.path}: unknown architecture {architecture}; known are"
-            f" {', '.join(GGUF_ARCHITECTURES)}"
-        )
+    architecture = gguf_architecture(header)
     read = _Reader(header.path, _without_prefix(header.metadata, f"{architecture}."))
     heads = read.count("attention.head_count")
     hidden = read.count("embedding_length")

