@@ -118,6 +118,7 @@ def test_without_a_target_every_chunk_is_as_large_as_allowed() -> None:
     steps = run_long_beside_decodes(loop, door, device)
     sizes = [len(batch.tokens) - 64 for batch, _ in steps if len(batch.tokens) > 65]
     assert sizes[0] == 2048
+    assert all(int(batch.autoregressive.sum()) >= 64 for batch, _ in steps)
     assert max(seconds for _, seconds in steps) > 0.06
 
 

@@ -171,6 +171,9 @@ def _restore_sequences(scheduler: Scheduler, state: State, contents: Contents) -
         if sequence.slot is not None:
             residents.by_slot[sequence.slot] = sequence
             residents.running[sequence.slot] = sequence.status is Status.RUNNING
+        if sequence.status is Status.RUNNING:
+            band = order.band(sequence)
+            residents.bands[band] = residents.bands.get(band, 0) + 1
         if sequence.status is Status.WAITING:
             residents.waiting.add(sequence)
         if sequence.status in (Status.WAITING, Status.PAUSED):

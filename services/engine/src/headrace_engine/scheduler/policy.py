@@ -39,6 +39,14 @@ def prefill_share(*, budget: int, contenders: int, block_tokens: int) -> int:
     return max(budget // 2, min(budget, block_tokens))
 
 
+def may_take_row(taker: Rank, victim: Rank) -> bool:
+    """Whether a waiting ``taker`` may have the row of ``victim``, which runs.
+
+    Only a more urgent band may: within one, whoever runs has as good a right, and a swap costs.
+    """
+    return taker[0] < victim[0]
+
+
 def may_take(
     taker: Rank, victim: Rank, *, taker_runs: bool, victim_runs: bool, same_tenant: bool
 ) -> bool:

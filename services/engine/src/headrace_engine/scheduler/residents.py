@@ -48,7 +48,7 @@ class Residents:
         every slot is free or some sequence's
     """
 
-    __slots__ = ("_claimants", "_decoding", "_decoding_array", "_free_slots", "_model", "_settings", "any_paused",
+    __slots__ = ("_claimants", "_decoding", "_decoding_array", "_free_slots", "_model", "_settings", "any_paused", "bands",
                  "by_slot", "columns", "counters", "holders", "order", "paused", "pool",
                  "prefilling", "reasons", "retiring", "running", "sequences", "waiting")  # fmt: skip
 
@@ -75,6 +75,8 @@ class Residents:
         self.running = np.zeros(settings.max_batch, np.bool_)
         """By slot."""
         self._claimants: Claimants | None = None
+        self.bands: dict[int, int] = {}
+        """Running sequences by band, where there are any."""
         self.any_paused = False
         """Whether the newest pass paused anybody."""
         self._free_slots = list(reversed(range(settings.max_batch)))
@@ -144,6 +146,11 @@ class Residents:
     # moves
 
     @property
+    def coming_slots(self) -> int:
+        """Slots that will be free once what is in flight has come back."""
+        return len(self.paused) + sum(s.slot is not None for s in self.retiring)
+
+    @property
     def free_slots(self) -> int:
         """Slots that nobody holds."""
         return len(self._free_slots)
@@ -158,6 +165,8 @@ class Residents:
         sequence.status = Status.RUNNING
         self.by_slot[slot] = sequence
         self.running[slot] = True
+        band = self.order.band(sequence)
+        self.bands[band] = self.bands.get(band, 0) + 1
         self.prefilling[sequence.number] = sequence
         columns = self.columns
         columns.enter(slot, sequence)
@@ -259,6 +268,10 @@ class Residents:
             del self._decoding[slot]
             self._decoding_array = None
         self.running[slot] = False
+        band = self.order.band(sequence)
+        self.bands[band] -= 1
+        if not self.bands[band]:
+            del self.bands[band]
 
     def _park_idle(self) -> None:
         still: list[Sequence] = []
@@ -321,6 +334,8 @@ class Residents:
         waiting = list(self.waiting)
         assert all(s.status is Status.WAITING and s.slot is None for s in waiting)
         running = [s for s in self.by_slot if s is not None and s.status is Status.RUNNING]
+        bands = [self.order.band(s) for s in running]
+        assert self.bands == {band: bands.count(band) for band in set(bands)}
         assert all(s.status is Status.PAUSED for s in self.paused)
         assert all(s.status is Status.ENDED for s in self.retiring)
         total = len(waiting) + len(running) + len(self.paused) + len(self.retiring)

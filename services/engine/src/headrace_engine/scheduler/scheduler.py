@@ -30,7 +30,12 @@ from headrace_engine.scheduler.journal import Journal, Origin
 from headrace_engine.scheduler.journal_state import capture
 from headrace_engine.scheduler.pace import Pace
 from headrace_engine.scheduler.plan import ResumePlan, plan_continue, plan_resume
-from headrace_engine.scheduler.policy import chunk_end, prefill_budget, prefill_share
+from headrace_engine.scheduler.policy import (
+    chunk_end,
+    may_take_row,
+    prefill_budget,
+    prefill_share,
+)
 from headrace_engine.scheduler.publish import invalidate_published
 from headrace_engine.scheduler.reasons import Reason
 from headrace_engine.scheduler.replay import replay_memory
@@ -78,6 +83,8 @@ class Scheduler:
                 smallest=settings.block_tokens,
                 largest=settings.prefill_chunk_tokens,
             )
+        self._rows_coming = 0
+        """Of this pass: rows that will be free, and are nobody's yet."""
         self._plans: dict[int, ResumePlan] = {}
         """Of waiting sequences, by number."""
         self.journal = journal
@@ -278,9 +285,12 @@ class Scheduler:
         """Admits waiting sequences until one is blocked. Returns the budget that is left."""
         residents, settings, size = self.residents, self.settings, self.settings.block_tokens
         slots = residents.free_slots
+        self._rows_coming = residents.coming_slots
         for sequence in islice(residents.waiting, settings.plan_window):
             if not slots:
                 residents.reasons.name(sequence.number, Reason.BATCH_ROWS, now_s)
+                if self._make_row_free(grants, sequence):
+                    continue
                 break
             holder = residents.holders[sequence.number]
             plan = self._plan_waiting(grants, holder, sequence)
@@ -306,6 +316,23 @@ class Scheduler:
             budget -= end - begin
             slots -= 1
         return budget
+
+    def _make_row_free(self, grants: Grants, sequence: Sequence) -> bool:
+        """Whether a row will soon be free for it: the last in rank of a lesser band gives up its own."""
+        residents = self.residents
+        if max(residents.bands, default=0) <= residents.order.band(sequence):
+            return False
+        if self._rows_coming:
+            self._rows_coming -= 1
+            return True
+        rank = residents.order.rank(sequence)
+        for victim in residents.claimants().last_first:
+            if not may_take_row(rank, victim.rank):
+                return False
+            if victim.runs and victim.number not in grants.paused:
+                grants.paused[victim.number] = None
+                return True
+        return False
 
     def _plan_waiting(
         self, grants: Grants, holder: SequenceBlocks, sequence: Sequence
