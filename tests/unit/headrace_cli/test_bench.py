@@ -28,7 +28,7 @@ def test_the_engine_is_measured_in_this_process() -> None:
     load = Load(requests=5, concurrency=2, prompt_tokens=16, output_tokens=4)
     text = offline(load, model=None, dtype=None, executor="echo")
     assert re.search(r"^5 requests, 20 tokens out in ", text, re.MULTILINE)
-    assert text.startswith("SmolLM2-135M-Instruct, float32, echo; loaded in")
+    assert text.startswith("SmolLM2-135M-Instruct, auto, echo; loaded in")
 
 
 @pytest.mark.parametrize(
