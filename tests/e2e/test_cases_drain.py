@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +19,7 @@ from headrace_contracts.pb import inference_pb2, inference_pb2_grpc
 from support.api import Api, Body, Told, check_error
 from support.figures import engine_metrics, gateway_metrics, process_id
 from support.idle import check_idle
-from support.served import ServedStack, served_stack
+from support.served import ServedStack, headrace, served_stack
 
 WITHIN_S = 40.0
 SMALL: Body = {"prompt": "again and again", "max_tokens": 3}
@@ -83,6 +84,13 @@ def generate(stack: ServedStack, body: Body, timeout: float | None = None) -> st
     return "".join(event.text for event in events)
 
 
+def cli(stack: ServedStack, *arguments: str) -> str:
+    """What a command prints, in the stack's own state."""
+    return subprocess.run(
+        headrace(*arguments), capture_output=True, text=True, env=stack.environ, check=True
+    ).stdout
+
+
 def restarts(stack: ServedStack) -> list[str]:
     """What the supervisor said of engines that ended."""
     lines = stack.output.read_text().splitlines()
@@ -132,6 +140,25 @@ def test_streams_that_outlast_an_engine_s_grace_go_on_at_its_successor(
             told = each.result()
             assert (told.texts, told.dones) == ({0: text}, 1)
     assert "ended with code 0" in restarts(stack)[before]
+    check_idle(stack)
+
+
+@pytest.mark.slow
+def test_top_names_an_engine_and_drain_ends_it(stack: ServedStack, api: Api) -> None:
+    shown = cli(stack, "top", "--once")
+    (line,) = [line for line in shown.splitlines() if line.startswith("  engine-")]
+    process, state = line.split()[:2]
+    assert state == "ready"
+    before = len(restarts(stack))
+    with ThreadPoolExecutor(2) as threads:
+        streams = stream(api, threads, LONG, 2)
+        until(lambda: engine_metrics(stack)[RUNNING] == 2, "nothing runs")
+        assert process in cli(stack, "drain", "engine-", "--grace", "20")
+        assert [each.result().dones for each in streams] == [1] * 2
+    until(lambda: len(restarts(stack)) > before, "it did not end")
+    assert "ended with code 0" in restarts(stack)[before]
+    until(lambda: "ready" in cli(stack, "top", "--once"), "no engine is back")
+    assert process not in cli(stack, "top", "--once")
     check_idle(stack)
 
 
