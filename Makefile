@@ -91,7 +91,9 @@ test-pythons: setup ## everything without torch on the other supported Pythons
 		if python=$$(tools/find_python.sh $$version); then \
 			"$$python" $(SETUP) --venv .venv-$$version --no-torch && \
 			$(ONE_THREAD) .venv-$$version/bin/python -m pytest tests/unit tests/shared \
-				-q -n 2 -m "not torch" -p no:cacheprovider || exit 1; \
+				-q -n 2 -m "not torch" -p no:cacheprovider && \
+			$(ONE_THREAD) .venv-$$version/bin/python -m pytest tests/integration tests/chaos \
+				-q -n 2 -m "not torch" -p no:cacheprovider $(AGAIN) || exit 1; \
 		else \
 			echo "SKIPPED: there is no Python $$version on this machine"; \
 		fi; \

@@ -5,9 +5,12 @@ usage: notice.py   (run by `make lock`, in an environment that has everything)
 
 from __future__ import annotations
 
+import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
+
+from setup_env import MEMBERS
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
@@ -61,8 +64,11 @@ def render() -> str:
 
 
 def main() -> int:
-    """Writes the file."""
+    """Writes the file, and a copy for each member's wheel, which takes nothing from above it."""
     (ROOT / "NOTICE").write_text(render())
+    for member in MEMBERS:
+        for name in ("LICENSE", "NOTICE"):
+            shutil.copyfile(ROOT / name, ROOT / member / name)
     return 0
 
 

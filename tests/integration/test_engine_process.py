@@ -265,7 +265,7 @@ def test_sigterm_ends_an_engine_that_waits_for_its_server(tmp_path: Path) -> Non
         (("--executor", "quantum"), "executor"),
         (("--executor", "cpu", "--model", "/nowhere"), "/nowhere"),
         (("--context-tokens", "9000"), "9000"),
-        (("--cache-blocks", "4", "--context-tokens", "1000"), "1000"),
+        (("--cache-blocks", "1"), "less than two blocks"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_in_one_line(

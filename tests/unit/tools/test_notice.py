@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from email.message import Message
 
 import notice
 import pytest
+from setup_env import MEMBERS
 
 
 def test_every_pinned_package_is_listed() -> None:
@@ -13,6 +15,16 @@ def test_every_pinned_package_is_listed() -> None:
     for name in notice.pinned():
         assert f"\n{name}: " in text, f"{name} is not in NOTICE: run `make lock`"
     assert "SmolLM2-135M-Instruct" in text
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_every_member_carries_licence_and_notice_into_its_wheel(member: str) -> None:
+    folder = notice.ROOT / member
+    for name in ("LICENSE", "NOTICE"):
+        same = (folder / name).read_bytes() == (notice.ROOT / name).read_bytes()
+        assert same, f"{member}/{name} is not the root's: run `make lock`"
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    assert project["license-files"] == ["LICENSE", "NOTICE"]
 
 
 @pytest.mark.parametrize(
