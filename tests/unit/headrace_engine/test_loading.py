@@ -135,9 +135,10 @@ async def test_a_card_without_a_tokenizer_names_no_files() -> None:
 async def test_weights_of_tenants_reach_the_core_and_the_queue() -> None:
     broker = MemoryBroker()
     model = LoadedModel("m", echo(), None)
-    settings = EngineSettings(tenant_weights={"acme": 2.5}, ageing_s=3.0)
+    settings = EngineSettings(tenant_weights={"acme": 2.5}, ageing_s=3.0, step_target_ms=40)
     numbers = fit(settings, model.executor)
     assert (numbers.tenant_weights, numbers.ageing_s) == ({"acme": 2.5}, 3.0)
+    assert numbers.step_target_ms == 40
 
     await publish_card(MemoryEngineWire(broker), model, numbers, created_s=5)
 

