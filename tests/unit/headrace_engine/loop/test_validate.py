@@ -26,6 +26,7 @@ from support.engine import VOCABULARY, Rig
         ([1], {"top_k": -1}, Code.INVALID_REQUEST, "top_k is -1"),
         ([1], {"presence_penalty": float("inf")}, Code.INVALID_REQUEST, "presence_penalty"),
         ([1], {"frequency_penalty": float("nan")}, Code.INVALID_REQUEST, "frequency_penalty"),
+        ([1], {"presence_penalty": 2.5}, Code.INVALID_REQUEST, "between -2.0 and 2.0"),
         ([1], {"repetition_penalty": 0.0}, Code.INVALID_REQUEST, "repetition_penalty is 0"),
         ([1], {"repetition_penalty": -1.0}, Code.INVALID_REQUEST, "repetition_penalty is -1"),
         ([1], {"logprobs": 21}, Code.INVALID_REQUEST, "logprobs is 21"),

@@ -27,7 +27,7 @@ from headrace_contracts.pb.queue_pb2 import MediaItem, RequestRecord
 from headrace_contracts.pb.queue_pb2 import Sampling as SamplingMessage
 
 from headrace_engine.errors import RequestRejected
-from headrace_engine.state.request import Request, RequestHandle, Sampling, Tokens
+from headrace_engine.state.request import REAL_BOUNDS, Request, RequestHandle, Sampling, Tokens
 
 _MEDIA = {
     MediaItem.KIND_IMAGE: "an image",
@@ -132,12 +132,16 @@ def _sampling(message: SamplingMessage, bounds: Bounds) -> Sampling:
     return Sampling(
         max_new_tokens=message.max_new_tokens,
         min_new_tokens=message.min_new_tokens,
-        temperature=_real("temperature", message.temperature, 0.0, math.inf),
+        temperature=_real("temperature", message.temperature, *REAL_BOUNDS["temperature"]),
         top_k=min(message.top_k, bounds.vocabulary),  # above it means the same
-        top_p=_real("top_p", message.top_p, 0.0, 1.0),
-        min_p=_real("min_p", message.min_p, 0.0, 1.0),
-        presence_penalty=_real("presence_penalty", message.presence_penalty, -2.0, 2.0),
-        frequency_penalty=_real("frequency_penalty", message.frequency_penalty, -2.0, 2.0),
+        top_p=_real("top_p", message.top_p, *REAL_BOUNDS["top_p"]),
+        min_p=_real("min_p", message.min_p, *REAL_BOUNDS["min_p"]),
+        presence_penalty=_real(
+            "presence_penalty", message.presence_penalty, *REAL_BOUNDS["presence_penalty"]
+        ),
+        frequency_penalty=_real(
+            "frequency_penalty", message.frequency_penalty, *REAL_BOUNDS["frequency_penalty"]
+        ),
         repetition_penalty=_positive("repetition_penalty", message.repetition_penalty),
         bias_ids=tuple(message.bias_ids),
         bias_values=tuple(

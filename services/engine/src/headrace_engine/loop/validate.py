@@ -21,7 +21,7 @@ from headrace_contracts.limits import (
 
 from headrace_engine.errors import RequestRejected
 from headrace_engine.scheduler.settings import SchedulerSettings
-from headrace_engine.state.request import Request, Sampling, Tokens
+from headrace_engine.state.request import REAL_BOUNDS, Request, Sampling, Tokens
 
 
 def check_request(request: Request, settings: SchedulerSettings, vocabulary: int) -> None:
@@ -68,11 +68,9 @@ def _check_sampling(sampling: Sampling, vocabulary: int) -> None:
         raise RequestRejected(
             Code.INVALID_REQUEST, f"min_new_tokens is {sampling.min_new_tokens}, below 0"
         )
-    _finite("temperature", sampling.temperature, 0.0, None)
-    _finite("top_p", sampling.top_p, 0.0, 1.0)
-    _finite("min_p", sampling.min_p, 0.0, 1.0)
-    _finite("presence_penalty", sampling.presence_penalty, None, None)
-    _finite("frequency_penalty", sampling.frequency_penalty, None, None)
+    for name, (least, most) in REAL_BOUNDS.items():
+        value: float = getattr(sampling, name)
+        _finite(name, value, least, None if most == math.inf else most)
     _finite("repetition_penalty", sampling.repetition_penalty, 0.0, None)
     if sampling.repetition_penalty == 0:
         raise RequestRejected(Code.INVALID_REQUEST, "repetition_penalty is 0")
