@@ -164,6 +164,89 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="A journal.")],
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", "--policy", help="NAME=VALUE of a scheduler setting: compare; repeat."
+        ),
+    ] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Take what is whole of a journal never closed.")
+    ] = False,
+) -> None:
+    """Make a journal's plans again, and say where they differ. Exit code 1 when they do."""
+    from headrace_cli import replay as command
+
+    if not command.run(file, changes=change or [], partial=partial):
+        raise typer.Exit(1)
+
+
+@app.command()
+def simulate(
+    trace: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Lines of JSON: arrival_s, prompt_tokens, output_tokens, tenant, band, "
+            "prefix_group, prefix_tokens [default: a Poisson process].",
+            show_default=False,
+        ),
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, max=1_000_000)] = 500,
+    rate: Annotated[float, typer.Option(min=0.001, help="Requests per second.")] = 4.0,
+    prompt_tokens: Annotated[int, typer.Option(min=2, help="Mean.")] = 512,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Mean.")] = 128,
+    prefix_groups: Annotated[int, typer.Option(min=0, help="Kinds of shared prefixes.")] = 8,
+    tenants: Annotated[int, typer.Option(min=1)] = 2,
+    seed: Annotated[int, typer.Option()] = 0,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="NAME=VALUE of a scheduler setting; repeat."),
+    ] = None,
+    fit: Annotated[
+        Path | None, typer.Option(help="A journal: its batches' times, and its settings.")
+    ] = None,
+    base_ms: Annotated[float, typer.Option(min=0, help="Of each batch.")] = 4.0,
+    decode_row_us: Annotated[float, typer.Option(min=0, help="Of each decoding row.")] = 20.0,
+    prefill_token_us: Annotated[float, typer.Option(min=0, help="Of each prompt token.")] = 40.0,
+    context_token_ns: Annotated[
+        float, typer.Option(min=0, help="Of each position that a row attends to.")
+    ] = 5.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+    picture: Annotated[Path | None, typer.Option(help="Write an SVG.")] = None,
+) -> None:
+    """Run the scheduler over a trace, with batches taking what a cost model says."""
+    from headrace_engine.scheduler.simulate.cost import CostModel
+    from headrace_engine.scheduler.simulate.trace import Synthetic
+
+    from headrace_cli import simulate as command
+
+    made = Synthetic(
+        requests=requests,
+        rate=rate,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        prefix_groups=prefix_groups,
+        tenants=tenants,
+        seed=seed,
+    )
+    cost = CostModel(
+        base_ms / 1e3, decode_row_us / 1e6, prefill_token_us / 1e6, context_token_ns / 1e9
+    )
+    print(
+        command.run(
+            made if trace is None else trace,
+            changes=change or [],
+            fit=fit,
+            cost=cost,
+            as_json=as_json,
+            picture=picture,
+        )
+    )
+
+
 keys_app = typer.Typer(help="Make, list, revoke, export and import API keys.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
 

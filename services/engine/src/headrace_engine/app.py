@@ -30,7 +30,7 @@ from headrace_transport.errors import ServerUnsuitable, TransportUnavailable
 from headrace_transport.interface import EngineInfo, EngineWire
 from headrace_transport.options import WireOptions
 
-from headrace_engine.core import Core, build_core
+from headrace_engine.core import Core, build_core, keep_journal
 from headrace_engine.errors import EngineFailed, ModelRejected
 from headrace_engine.intake.admin import AdminServer, build_admin
 from headrace_engine.intake.link import Link
@@ -267,10 +267,26 @@ class EngineProcess:
             for task in (running, stopping, signal):
                 task.cancel()
         await _within(_LAST_STEP_S, wire.leave_engine(intake.keeper.info()))
+        self._close_journal(core, failed=failure is not None)
         if failure is not None:
             raise EngineFailed(f"{type(failure).__name__}: {failure}") from failure
         log.info("engine.stopped")
         return OK
+
+    def _close_journal(self, core: Core, *, failed: bool) -> None:
+        if core.journal_file is not None:
+            core.journal_file.close()
+            if core.journal_file.error is not None:
+                log.warning("journal.incomplete", reason=str(core.journal_file.error))
+        if not failed:
+            return
+        try:
+            path = keep_journal(core, self._settings, self._engine)
+        except OSError as error:
+            log.error("journal.lost", reason=str(error))
+            return
+        if path is not None:
+            log.error("journal.kept", file=str(path), read_with="headrace replay")
 
     async def _stop(
         self,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 from headrace_kit.clock import Clock
+from headrace_kit.errors import SettingsError
 
 from headrace_engine.executor.thread import ExecutorThread
 from headrace_engine.intake.gateway import EngineGateway
 from headrace_engine.loading import LoadedModel, fit
 from headrace_engine.loop.thread import EngineLoop, executor_limits
+from headrace_engine.scheduler.journal import Journal
+from headrace_engine.scheduler.journal_file import JournalFile, write_journal
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.settings import EngineSettings
 
@@ -23,17 +28,49 @@ class Core:
     door: EngineGateway
     executor: ExecutorThread
     loop: EngineLoop
+    journal_file: JournalFile | None = None
+    """To be closed once the engine thread has ended."""
 
 
 def build_core(settings: EngineSettings, model: LoadedModel, clock: Clock) -> Core:
     """Sizes and builds everything below intake, and starts the executor thread.
 
-    Raises ``ModelRejected`` where the settings do not fit the model.
+    Raises ``ModelRejected`` where the settings do not fit the model, ``SettingsError`` where the
+    journal's file cannot be written.
     """
     numbers = fit(settings, model.executor)
     limits = executor_limits(numbers, model.executor.block_bytes(numbers.block_tokens))
+    journal, sink = open_journal(settings)
     door = EngineGateway(clock)
     executor = ExecutorThread(model.executor, limits)
     executor.start()
-    loop = EngineLoop(door, executor, numbers, clock, model.executor.shape)
-    return Core(model, numbers, door, executor, loop)
+    loop = EngineLoop(door, executor, numbers, clock, model.executor.shape, journal=journal)
+    return Core(model, numbers, door, executor, loop, sink)
+
+
+def open_journal(settings: EngineSettings) -> tuple[Journal | None, JournalFile | None]:
+    """The journal that is wanted, and its file. Raises ``SettingsError`` where that cannot be."""
+    if not settings.journal_bytes:
+        return None, None
+    sink: JournalFile | None = None
+    if settings.journal_file is not None:
+        try:
+            sink = JournalFile(Path(settings.journal_file), settings.journal_file_bytes)
+        except OSError as error:
+            raise SettingsError([f"journal_file {settings.journal_file}: {error}"]) from error
+    return Journal(settings.journal_bytes, sink), sink
+
+
+def keep_journal(core: Core, settings: EngineSettings, engine: str) -> Path | None:
+    """After the engine thread failed: writes its journal and returns where. None: there is none.
+
+    Raises ``OSError`` where it cannot be written.
+    """
+    journal = core.loop.scheduler.journal
+    if journal is None:
+        return None
+    folder = Path(settings.journal_dir or tempfile.gettempdir())
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"headrace-journal-{engine}.jsonl"
+    write_journal(journal, path)
+    return path

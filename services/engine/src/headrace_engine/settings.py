@@ -103,6 +103,16 @@ class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
     """OTLP/gRPC receiver of metrics, such as `http://127.0.0.1:4317`. Nothing is sent when absent."""
     otlp_interval_s: float = setting(15.0, gt=0, le=3600, unit="s")
     """Time between two pushes."""
+    journal_bytes: int = setting(32 << 20, ge=0, unit="bytes")
+    """Memory for the newest events and plan hashes, for `headrace replay`, besides one snapshot of
+    the scheduler. It holds no token ids. 0 keeps no journal."""
+    journal_dir: str | None = setting(None, min_length=1)
+    """Folder where an engine that fails leaves its journal. The system's temporary one when absent."""
+    journal_file: str | None = setting(None, min_length=1)
+    """File that gets every event as it happens, **with token ids**, and the file before it as
+    `.1`. Nothing is written when absent."""
+    journal_file_bytes: int = setting(256 << 20, ge=1 << 16, unit="bytes")
+    """Size of `journal_file` and the one before it together, besides a snapshot in each."""
     log_level: Level = setting("info")
     """Least severe log line that is written."""
     log_format: Format = setting("json")
@@ -154,6 +164,8 @@ def check_settings(settings: EngineSettings) -> None:
             for name, value in (("dtype", settings.dtype), ("kv_dtype", settings.kv_dtype))
             if value not in ("auto", "bfloat16")
         ]
+    if settings.journal_file is not None and not settings.journal_bytes:
+        problems.append("journal_file is set, but journal_bytes is 0: no journal is kept")
     if settings.stall_s * 1000 < settings.lease_ms / 3:
         problems.append(
             f"stall_s ({settings.stall_s:g} s) is below a third of lease_ms "

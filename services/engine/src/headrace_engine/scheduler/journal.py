@@ -118,7 +118,7 @@ class Journal:
         at most two segments, each of about half of ``limit_bytes`` and one snapshot
     """
 
-    __slots__ = ("_begun_s", "_capture", "_decode", "_half", "_in_flight", "_origin", "_sink",
+    __slots__ = ("_begun_s", "_capture", "_decode", "_decode_digest", "_half", "_in_flight", "_origin", "_sink",
                  "named", "segments")  # fmt: skip
 
     def __init__(self, limit_bytes: int = 32 << 20, sink: JournalSink | None = None) -> None:
@@ -130,6 +130,7 @@ class Journal:
         self._in_flight: deque[tuple[NDArray[np.int32], list[tuple[int, bool]]]] = deque()
         """Decoding slots, then (slot, whether it samples) of each chunk, of batches not back yet."""
         self._decode: NDArray[np.int32] | None = None
+        self._decode_digest = b""
         self._begun_s: float | None = None
         self._origin: Origin | None = None
         self._capture: Callable[[], State] | None = None
@@ -181,18 +182,19 @@ class Journal:
         """A pass has its plan, and its effects on the scheduler are made."""
         self._begun_s = None
         packed = array("q", pack(plan, ops, residents)).tobytes()
-        digest = blake2b(packed, digest_size=8)
-        digest.update(plan.decode.data)
-        digest.update(residents.columns.planned[plan.decode].data)
+        weight = 200 + len(packed)
+        decode: NDArray[np.int32] | None = None
+        if plan.decode is not self._decode:
+            self._decode = decode = plan.decode
+            self._decode_digest = blake2b(decode.data, digest_size=8).digest()
+            weight += decode.nbytes
+        # Begins of decoding rows; their slots by a digest, which changes as seldom as they do.
+        digest = blake2b(residents.columns.planned[plan.decode].data, digest_size=8)
+        digest.update(self._decode_digest + packed)
         if not plan.empty:
             self._in_flight.append(
                 (plan.decode, [(_slot(c.sequence), c.generating) for c in plan.chunks])
             )
-        decode: NDArray[np.int32] | None = None
-        weight = 200 + len(packed)
-        if plan.decode is not self._decode:
-            self._decode = decode = plan.decode
-            weight += decode.nbytes
         self.flush()
         self._put(("p", now_s, digest.digest(), decode, packed), weight)
 

@@ -16,6 +16,7 @@ import json
 import os
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, fields
 from hashlib import blake2b
 from pathlib import Path
@@ -53,14 +54,18 @@ def write_journal(journal: Journal, path: Path) -> None:
 class JournalFile:
     """A sink: every record as it happens, with token ids. Two files of half the size each.
 
-    ``path`` has the newest segment, ``path.1`` the one before it.
+    ``path`` has the newest segment, ``path.1`` the one before it. A disk that fails ends the
+    file, not the engine: ``error`` then says why.
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
+        """Raises ``OSError`` where the file cannot be written."""
+        path.open("a").close()
         self._path = path
         self._half = limit_bytes // 2
         self._file: IO[str] | None = None
         self._writer: _SegmentWriter | None = None
+        self.error: OSError | None = None
 
     @property
     def full(self) -> bool:
@@ -69,23 +74,43 @@ class JournalFile:
 
     def begin(self, segment: Segment) -> None:
         """Closes the file of the segment before, keeps it, and begins another."""
-        if self._file is not None:
-            self.close()
-            self._path.replace(self._path.with_name(f"{self._path.name}.1"))
-        self._file = _create(self._path)
-        self._writer = _SegmentWriter(self._file, segment)
+        self.close()
+        if self.error is not None:
+            return
+        try:
+            if self._path.exists() and self._path.stat().st_size:
+                self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+            self._file = _create(self._path)
+            self._writer = _SegmentWriter(self._file, segment)
+        except OSError as error:
+            self._give_up(error)
 
     def put(self, record: Record, tokens: NDArray[np.int32] | None) -> None:
         """Writes a record."""
-        assert self._writer is not None
-        self._writer.put(record, tokens)
+        if self._writer is None:
+            return
+        try:
+            self._writer.put(record, tokens)
+        except OSError as error:
+            self._give_up(error)
 
     def close(self) -> None:
         """Makes the file whole. Nothing may follow but ``begin``."""
-        if self._file is not None and self._writer is not None:
+        if self._file is None or self._writer is None:
+            return
+        try:
             self._writer.close()
             self._file.close()
-            self._file = self._writer = None
+        except OSError as error:
+            self._give_up(error)
+        self._file = self._writer = None
+
+    def _give_up(self, error: OSError) -> None:
+        self.error = error
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+        self._file = self._writer = None
 
 
 class _SegmentWriter:

@@ -1,0 +1,72 @@
+"""The ring: bounded, of keys only, and a plan that can be read back."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+
+import pytest
+from headrace_engine.scheduler.journal import Journal, unpack
+from headrace_engine.scheduler.journal_file import write_journal
+from support.engine import Rig
+from support.journals import SECRET, recorded
+
+
+@pytest.mark.rule("journal.bounded")
+def test_the_ring_keeps_two_segments_and_the_older_ones_go() -> None:
+    journal, rig = recorded(limit_bytes=4000, requests=20)
+    assert len(journal.segments) == 2
+    first = journal.segments[0]
+    assert first.state is not None
+    assert 0 < first.passes < rig.scheduler.passes
+    # A segment ends with the first pass beyond its half; one pass has little more than this.
+    assert all(segment.weight < 2000 + 2000 for segment in journal.segments)
+
+
+@pytest.mark.rule("journal.keys-only")
+def test_neither_the_ring_nor_its_file_holds_tokens_or_salts(tmp_path: Path) -> None:
+    journal, _ = recorded(limit_bytes=4000)
+    write_journal(journal, tmp_path / "j")
+    text = (tmp_path / "j").read_text()
+    assert f"{SECRET},{SECRET}" not in text
+    assert SECRET.to_bytes(4, "little").hex() * 2 not in text
+    assert b"pepper".hex() not in text
+    assert (tmp_path / "j").stat().st_mode & 0o077 == 0
+    kinds = {record[0] for segment in journal.segments for record in segment.records}
+    assert kinds == {"a", "e", "r", "p", "d", "k"} or kinds == {"e", "r", "p", "d", "k"}
+
+
+def test_without_a_journal_nothing_is_kept() -> None:
+    rig = Rig()
+    rig.push([1, 2, 3], 2)
+    rig.run()
+    assert rig.scheduler.journal is None
+    assert rig.scheduler.pool.named is None
+
+
+def test_a_pass_that_breaks_leaves_its_beginning_in_the_ring() -> None:
+    journal = Journal()
+    rig = Rig(journal=journal)
+    rig.push([1, 2, 3], 2)
+    rig.step()
+    rig.scheduler.residents.columns.inflight[:] = 7
+    rig.scheduler.objects.pages.alloc(0)
+    journal.turn(rig.scheduler.passes, 5.0)
+    journal.flush()
+    assert journal.segments[-1].records[-1] == ("s", 5.0)
+
+
+def test_a_plan_is_read_as_it_was_packed() -> None:
+    journal, _ = recorded()
+    plans = [r for r in journal.segments[0].records if r[0] == "p"]
+    views = [unpack(record[4], ()) for record in plans]
+    assert [view.pass_id for view in views] == list(range(1, len(plans) + 1))
+    assert any(view.evicted for view in views)
+    assert any(view.reasons for view in views)
+    assert any("starts" in line for view in views for line in view.lines())
+
+
+@pytest.mark.parametrize("numbers", [[1], [1, 5, 0], [1, 0, 0, 0, 0, 9], [1, -1, 0, 0, 0]])
+def test_numbers_that_are_no_plan_are_refused(numbers: list[int]) -> None:
+    with pytest.raises(ValueError, match="numbers"):
+        unpack(array("q", numbers).tobytes(), ())

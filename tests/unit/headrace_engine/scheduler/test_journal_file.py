@@ -1,0 +1,111 @@
+"""Journals as files: what was written is read, and nothing else is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from headrace_engine.errors import JournalRejected
+from headrace_engine.scheduler.journal import Journal
+from headrace_engine.scheduler.journal_file import JournalFile, read_journal, write_journal
+from headrace_engine.scheduler.journal_replay import Replayer
+from support.engine import Rig
+from support.journals import SECRET, recorded
+
+
+def written(path: Path, limit_bytes: int = 4000) -> list[str]:
+    journal, _ = recorded(limit_bytes=limit_bytes)
+    write_journal(journal, path)
+    return path.read_text().splitlines(keepends=True)
+
+
+@pytest.mark.rule("journal.replays")
+def test_a_file_replays_like_the_ring(tmp_path: Path) -> None:
+    segments = read_journal(written(tmp_path / "j"))
+    assert len(segments) == 2
+    for segment in segments:
+        result = Replayer(segment).run()
+        assert result.difference is None
+        assert result.passes == sum(record[0] == "p" for record in segment.records)
+
+
+@pytest.mark.rule("journal.refuses-what-is-not-whole")
+def test_a_truncated_file_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
+    lines = written(tmp_path / "j", 1 << 30)
+    for kept in range(len(lines)):
+        with pytest.raises(JournalRejected, match=r"cut off|empty"):
+            read_journal(lines[:kept])
+    with pytest.raises(JournalRejected, match=f"cut off in line {len(lines)}"):
+        read_journal([*lines[:-1], lines[-1][:-5]])
+
+
+@pytest.mark.rule("journal.refuses-what-is-not-whole")
+def test_what_is_whole_of_a_truncated_file_can_be_asked_for(tmp_path: Path) -> None:
+    lines = written(tmp_path / "j", 1 << 30)
+    (segment,) = read_journal([*lines[:40], lines[40][:9]], partial=True)
+    assert len(segment.records) == 39
+    assert Replayer(segment).run().difference is None
+
+
+@pytest.mark.rule("journal.refuses-what-is-not-whole")
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["hello\n"], "line 1 is not JSON"),
+        (['{"a": 1}\n'], "no journal of Headrace"),
+        (["[1, 2]\n"], "no journal of Headrace"),
+        (['{"headrace_journal": 99}\n'], "version 99"),
+        (['{"headrace_journal": 1}\n'], "not the beginning"),
+        ([], "empty"),
+    ],
+)
+def test_a_foreign_file_is_refused(lines: list[str], message: str) -> None:
+    with pytest.raises(JournalRejected, match=message):
+        read_journal(lines)
+
+
+@pytest.mark.rule("journal.refuses-what-is-not-whole")
+def test_a_changed_file_is_refused(tmp_path: Path) -> None:
+    lines = written(tmp_path / "j", 1 << 30)
+    with pytest.raises(JournalRejected, match="changed"):
+        read_journal([*lines[:5], *lines[6:]])
+    with pytest.raises(JournalRejected, match="line 6 is no record"):
+        read_journal([*lines[:5], '["q"]\n', *lines[6:]])
+
+
+@pytest.mark.rule("journal.bounded")
+@pytest.mark.rule("journal.keys-only")
+def test_a_sink_has_tokens_and_two_files_that_replay(tmp_path: Path) -> None:
+    sink = JournalFile(tmp_path / "live", 20_000)
+    rig = Rig(journal=Journal(1 << 30, sink))
+    for i in range(20):
+        rig.push([SECRET] * 6 + [i], 6)
+        rig.run()
+    sink.close()
+    assert sink.error is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["live", "live.1"]
+    for path in tmp_path.iterdir():
+        text = path.read_text()
+        assert len(text) < 20_000
+        assert f"[{SECRET},{SECRET}" in text
+        (segment,) = read_journal(text.splitlines(keepends=True))
+        assert Replayer(segment).run().difference is None
+
+
+def test_a_disk_that_fails_ends_the_file_and_not_the_engine(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    sink = JournalFile(folder / "live", 1 << 20)
+    (folder / "live").unlink()
+    folder.rmdir()
+    rig = Rig(journal=Journal(1 << 30, sink))
+    handle = rig.push([1, 2, 3], 4)
+    rig.run()
+    rig.assert_true(handle)
+    assert isinstance(sink.error, FileNotFoundError)
+    sink.close()
+
+
+def test_a_file_that_cannot_be_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        JournalFile(tmp_path / "no" / "live", 1 << 20)

@@ -1,0 +1,77 @@
+"""The journal that settings ask for, and where a failed engine leaves it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from headrace_engine.core import build_core, keep_journal, open_journal
+from headrace_engine.errors import EngineFailed
+from headrace_engine.executor.echo import EchoExecutor
+from headrace_engine.loading import LoadedModel
+from headrace_engine.scheduler.journal_file import read_journal
+from headrace_engine.scheduler.journal_replay import Replayer
+from headrace_engine.settings import EngineSettings, check_settings
+from headrace_engine.state.batch import BatchData
+from headrace_engine.state.request import Request, RequestHandle, Sampling
+from headrace_kit.clock import SystemClock
+from headrace_kit.errors import SettingsError
+
+
+class BreakingExecutor(EchoExecutor):
+    """Its device breaks in the third batch."""
+
+    def submit(self, batch: BatchData) -> None:
+        if batch.pass_id > 2:
+            raise RuntimeError("the device broke")
+        super().submit(batch)
+
+
+def test_no_bytes_are_no_journal() -> None:
+    assert open_journal(EngineSettings(journal_bytes=0)) == (None, None)
+    with pytest.raises(SettingsError, match="journal_bytes is 0"):
+        check_settings(EngineSettings(journal_bytes=0, journal_file="x"))
+
+
+def test_a_file_that_cannot_be_written_is_refused_at_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="journal_file"):
+        open_journal(EngineSettings(journal_file=str(tmp_path / "no" / "file")))
+
+
+def test_a_failed_engine_leaves_a_journal_that_replays(tmp_path: Path) -> None:
+    settings = EngineSettings(
+        executor="echo",
+        journal_dir=str(tmp_path / "kept"),
+        journal_file=str(tmp_path / "live"),
+        cache_blocks=64,
+        context_tokens=256,
+    )
+    executor = BreakingExecutor(vocabulary=100, context_tokens=256)
+    core = build_core(settings, LoadedModel("echo", executor, None), SystemClock())
+    prompt = np.array([1, 2, 3], np.int32)
+    core.door.push(Request("r", RequestHandle(1), prompt, Sampling(max_new_tokens=50)))
+    failures: list[EngineFailed] = []
+
+    def run() -> None:
+        try:
+            core.loop.run()
+        except EngineFailed as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    core.executor.close()
+    assert core.journal_file is not None
+    core.journal_file.close()
+    assert failures
+    path = keep_journal(core, settings, "engine-1")
+    assert path is not None
+    assert path == tmp_path / "kept" / "headrace-journal-engine-1.jsonl"
+    for file in (path, tmp_path / "live"):
+        (segment,) = read_journal(file.read_text().splitlines(keepends=True))
+        result = Replayer(segment).run()
+        assert result.difference is None
+        assert result.passes >= 3
