@@ -339,6 +339,31 @@ async def test_release_makes_an_orphan(
     assert (await redis.state("r1"))["crashes"] == "0"
 
 
+async def test_supersede_moves_the_expiry_to_now_and_forgets_the_process(
+    redis: Redis, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    old, new = "e-00000001", "e-00000002"
+    await redis("ZADD", keys.engines(MODEL), 1 << 50, old, 1 << 50, new)
+    await redis("HSET", keys.engine(old), "state", "ready")
+    await redis("XADD", keys.control(old), "*", "control", "x")
+    await gateway.submit(record("r1"), max_queued=9)
+    await claim(engine, old)
+    await redis("DEL", keys.bell(MODEL))
+    # a member of the set whose lease went to another is nobody's to end
+    await redis("SADD", keys.holding(MODEL, old), "r2")
+    await redis("HSET", keys.leases(MODEL), "r2", f"{new} 2 {GATEWAY} 11 1")
+    await redis("ZADD", keys.expiries(MODEL), 1 << 50, "r2")
+
+    assert await engine.supersede(MODEL, new) == 1
+
+    now = as_int(as_list(await redis("TIME"))[0]) * 1000 + 999
+    assert as_int(await redis("ZSCORE", keys.expiries(MODEL), "r1")) <= now
+    assert as_int(await redis("ZSCORE", keys.expiries(MODEL), "r2")) == 1 << 50
+    assert await redis.members(keys.engines(MODEL)) == {new}
+    assert await redis("EXISTS", keys.engine(old), keys.control(old)) == 0
+    assert await redis("LLEN", keys.bell(MODEL)) == 1
+
+
 # finish
 async def test_finish_leaves_state_and_log_alone_and_both_end(
     redis: Redis, gateway: RedisGatewayWire, engine: RedisEngineWire
