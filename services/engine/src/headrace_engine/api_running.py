@@ -76,6 +76,8 @@ class RunningCore:
         for thread in self._threads:
             thread.join()
         self.core.executor.close()
+        if self.core.journal_file is not None:
+            self.core.journal_file.close()
 
     def _run_engine(self) -> None:
         try:
