@@ -87,6 +87,7 @@ def test_a_sink_has_tokens_and_two_files_that_replay(tmp_path: Path) -> None:
     for path in tmp_path.iterdir():
         text = path.read_text()
         assert len(text) < 20_000
+        assert path.stat().st_mode & 0o077 == 0
         assert f"[{SECRET},{SECRET}" in text
         (segment,) = read_journal(text.splitlines(keepends=True))
         assert Replayer(segment).run().difference is None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 from headrace_contracts.prefix_key import fold
+from headrace_engine.errors import JournalRejected
 from headrace_engine.scheduler.journal_replay import Replayer
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from support.engine_machine import EngineMachine
+from support.journals import recorded
 
 
 class ReplayedMachine(EngineMachine):
@@ -52,3 +54,42 @@ def test_random_runs_give_the_same_plans_from_the_start_and_from_every_snapshot(
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         ),
     )
+
+
+@pytest.mark.rule("journal.every-input")
+@pytest.mark.parametrize("limit_bytes", [1 << 30, 4000])
+def test_chunks_that_follow_measured_times_are_the_same_again(limit_bytes: int) -> None:
+    journal, rig = recorded(limit_bytes=limit_bytes, requests=16, step_target_ms=150.0)
+    assert rig.scheduler.pace is not None
+    for segment in journal.segments:
+        result = Replayer(segment).run()
+        assert result.difference is None
+        assert result.passes == sum(record[0] == "p" for record in segment.records)
+
+
+def test_steps_have_what_cost_models_are_fitted_to() -> None:
+    journal, rig = recorded(phases=1)
+    steps = Replayer(journal.segments[0]).run().steps
+    counters = rig.scheduler.residents.counters
+    assert sum(step.prefill_tokens for step in steps) == counters.prefill_tokens
+    assert sum(step.decode_rows for step in steps) == counters.decode_tokens
+    assert all(step.seconds >= 0 and step.context_tokens > 0 for step in steps)
+
+
+def test_a_plan_without_what_it_was_made_of_is_the_first_difference() -> None:
+    journal, _ = recorded()
+    segment = journal.segments[0]
+    del segment.records[0]
+    difference = Replayer(segment).run().difference
+    assert difference is not None
+    assert difference.pass_id == 1
+    assert difference.recorded.chunks
+    assert not difference.replayed.chunks
+
+
+def test_records_that_contradict_each_other_are_refused() -> None:
+    journal, _ = recorded()
+    segment = journal.segments[0]
+    segment.records.append(("e", 0.0, 999, "STOP", False, 1))
+    with pytest.raises(JournalRejected, match="cannot follow"):
+        Replayer(segment).run()

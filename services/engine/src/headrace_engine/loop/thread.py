@@ -324,7 +324,7 @@ class EngineLoop:
         return batch
 
     def _update(self, batch: BatchData, now_s: float) -> None:
-        if self.scheduler.journal is not None:
+        if self.scheduler.journal is not None and batch.rows:
             self.scheduler.journal.completed(now_s, batch.output)
         self._generated += update_batch(
             batch,

@@ -191,6 +191,7 @@ def read_journal(lines: Iterable[str], *, partial: bool = False) -> list[Segment
 
 def _create(path: Path) -> IO[str]:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.fchmod(descriptor, 0o600)  # it may have been there, open to all
     return open(descriptor, "w", encoding="utf-8", newline="\n")
 
 

@@ -62,3 +62,12 @@ def test_without_a_prefix_cache_nothing_is_found_and_it_takes_longer() -> None:
     assert found.counters.cached_tokens > 0
     assert plain.counters.cached_tokens == 0
     assert plain.busy_s > found.busy_s
+
+
+def test_a_step_target_bounds_the_gaps_between_tokens() -> None:
+    settings = replace(SMALL, pool_blocks=1024, prefill_chunk_tokens=128)
+    cost = CostModel(base_s=0.001, prefill_token_s=1e-3)
+    slow = simulate(TRACE.items(), settings, cost)
+    paced = simulate(TRACE.items(), replace(settings, step_target_ms=20.0), cost)
+    assert paced.gaps_s.mean() < slow.gaps_s.mean()
+    assert all(outcome.end == "length" for outcome in paced.outcomes)

@@ -202,6 +202,7 @@ class _Run:
     def _take(self) -> None:
         flight, ready_s = self._flights.popleft()
         self._now_s = max(self._now_s, ready_s)
+        self._scheduler.completed(self._now_s)
         land(flight, self._residents)
         slots = give_tokens(flight, self._residents, self._content)
         gaps = self._now_s - self._last_s[slots]
