@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from headrace_contracts.codes import FinishReason
-from headrace_engine.executor.cpu import CpuExecutor
 from headrace_engine.default_model import DEFAULT_MODEL
+from headrace_engine.executor.cpu import CpuExecutor
 from support.engine import Rig
 from support.smollm2 import model_path
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import re
@@ -38,6 +37,7 @@ from headrace_engine.intake.publisher import pump
 from headrace_engine.intake.service import Intake, IntakeSettings
 from headrace_engine.intake.validate import Bounds
 from headrace_engine.loading import LoadedModel, load_model, name_of, percent_log, publish_card
+from headrace_engine.loop.garbage import Garbage
 from headrace_engine.settings import EngineSecrets, EngineSettings, check_settings
 from headrace_engine.state.outputs import PassOutputs
 from headrace_engine.threads import (
@@ -247,8 +247,7 @@ class EngineProcess:
 
     async def _serve(self, wire: EngineWire, core: Core, port: int) -> int:
         intake = self._make_intake(wire, core)
-        gc.collect()
-        gc.freeze()  # what start-up made lives as long as the process: no collection looks at it
+        core.loop.garbage = Garbage()  # this process is one engine's: its loop says when to collect
         async with asyncio.TaskGroup() as group:
             running = group.create_task(intake.run(), name="intake")
             engine = group.create_task(_outcome(in_thread("engine", core.loop.run)))

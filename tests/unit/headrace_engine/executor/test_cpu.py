@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from headrace_engine.default_model import DEFAULT_MODEL
 from headrace_engine.executor import cpu
 from headrace_engine.executor.cpu import CpuExecutor, available_cores
 from headrace_engine.kernels.build import NativeUnavailable
 from headrace_engine.model.decoder import Dtype, KvDtype
-from headrace_engine.default_model import DEFAULT_MODEL
 from headrace_engine.state.batch import ResolvedCopy
 from support import gguf_files
 from support.decoding import Driver, Run
