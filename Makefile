@@ -55,7 +55,7 @@ lint: setup ## form, ruff's rules, words, layout, versions
 	@$(BIN)/python tools/check_versions.py
 
 types: setup ## pyright, strict, tests included
-	@$(BIN)/pyright
+	@$(BIN)/pyright --threads 2
 
 arch: setup ## import contracts: floors, torch, asyncio
 	@$(BIN)/lint-imports --no-cache
@@ -100,8 +100,8 @@ test-pythons: setup ## everything without torch on the other supported Pythons
 	done
 
 test: setup ## set up, then everything that needs no GPU and no container engine
-	@for part in lint types arch rules gen-check smoke test-pythons test-unit test-shared \
-			test-integration test-e2e test-chaos; do \
+	@for part in lint types arch rules gen-check smoke test-unit test-shared \
+			test-integration test-e2e test-chaos test-pythons; do \
 		echo "== make $$part"; began=$$(date +%s); \
 		$(MAKE) --no-print-directory $$part || exit 1; \
 		echo "== make $$part: passed in $$(( $$(date +%s) - began )) s"; \
