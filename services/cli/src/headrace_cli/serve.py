@@ -53,7 +53,9 @@ def check_given_key(key: str | None) -> None:
 
     The checksum of one that was made here needs the pepper, and is looked at later.
     """
-    fault = None if key is None or key.startswith(PREFIX) else check_adopted(key)
+    if key is None or key.startswith(PREFIX):
+        return
+    fault = check_adopted(key.strip("\r\n"))  # as the file ends that it was read from
     if fault is not None:
         raise CommandFailed(f"--api-key: this API key cannot be used: {fault}")
 

@@ -52,3 +52,17 @@ async def test_leaving_cancels_what_still_runs_and_drops_what_comes_later() -> N
         await asyncio.sleep(0)
     tasks.spawn(forever(), name="late")
     assert ended == ["cancelled"]
+
+
+async def test_a_job_that_never_began_is_closed_with_the_group() -> None:
+    began: list[bool] = []
+
+    async def work() -> None:
+        began.append(True)
+
+    job = work()
+    async with Tasks() as tasks:
+        tasks.spawn(job, name="late")
+    assert not began
+    # A coroutine that was neither run nor closed would warn when it is freed.
+    assert job.cr_frame is None

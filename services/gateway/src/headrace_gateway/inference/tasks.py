@@ -51,6 +51,8 @@ class Tasks:
         task = self._group.create_task(_guarded(job, name), name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        # A task that is cancelled before its first step never begins the job it guards.
+        task.add_done_callback(lambda _: job.close())
 
 
 async def _guarded(job: Coroutine[None, None, None], name: str) -> None:
