@@ -128,7 +128,7 @@ class CudaSampler:
         adjusted, sampled = bool(self._adjusted[slots].any()), bool(self._sampled[slots].any())
         logprobs = bool((self._logprobs[slots] >= 0).any())
         for candidate in CLASSES:
-            if (candidate.adjusted, candidate.sampled, candidate.logprobs) >= (False,) * 3 and (
+            if (
                 candidate.adjusted >= adjusted
                 and candidate.sampled >= sampled
                 and candidate.logprobs >= logprobs
