@@ -12,6 +12,9 @@ from typing import NewType
 PrefixKey = NewType("PrefixKey", bytes)
 """16 bytes: BLAKE2b over the parent's key, the block's tokens and its fingerprints."""
 
+_BLOCK = blake2b(digest_size=16, person=b"headrace-block")
+"""Before anything was hashed; only copied."""
+
 
 def root_key(
     *, weights_version: str, kv_dtype: str, tenant: str, adapter: str, salt: bytes
@@ -39,10 +42,13 @@ def fold(parent: PrefixKey, tokens: bytes, fingerprints: Sequence[bytes] = ()) -
     ``tokens`` are the block's ids as little-endian int32; ``fingerprints`` those of media
     items whose first token lies in the block.
     """
-    digest = blake2b(parent, digest_size=16, person=b"headrace-block")
-    digest.update(len(tokens).to_bytes(4, "little"))
-    digest.update(tokens)
-    for fingerprint in fingerprints:
-        digest.update(len(fingerprint).to_bytes(4, "little"))
-        digest.update(fingerprint)
+    # One copy and one update: an engine folds a key for every block that a sequence fills.
+    digest = _BLOCK.copy()
+    if fingerprints:
+        parts = [parent, len(tokens).to_bytes(4, "little"), tokens]
+        for fingerprint in fingerprints:
+            parts += (len(fingerprint).to_bytes(4, "little"), fingerprint)
+        digest.update(b"".join(parts))
+    else:
+        digest.update(parent + len(tokens).to_bytes(4, "little") + tokens)
     return PrefixKey(digest.digest())
