@@ -101,11 +101,11 @@ class Watch:
         self._worked = self._work()
 
     def check(self) -> None:
-        """Neither floods its log nor turns in circles."""
+        """Neither floods its log nor turns in circles, beyond a burst that news may cause."""
         seconds = time.monotonic() - self._began
-        assert (self._count() - self._lines) / seconds < 50
+        assert self._count() - self._lines < 100 + 50 * seconds, "a flooded log"
         for before, now in zip(self._worked, self._work(), strict=True):
-            assert (now - before) / seconds < 0.6, "a busy loop"
+            assert now - before < 1 + 0.6 * seconds, "a busy loop"
 
     def _count(self) -> int:
         return sum(len(path.read_text().splitlines()) for path in self._logs)
@@ -160,16 +160,17 @@ def test_a_server_that_comes_back_empty_is_filled_again(stack: ServedStack) -> N
         asked = queue_up(api, threads, 6)
         watch = Watch(stack)
         data.rename(data.with_name("away"))  # without its folder it does not start again
-        (pid,) = stack.pids("valkey-server")
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: health(stack, "ready") == 503, "ready without a server")
-        assert health(stack, "live") == 200
-        answer = api.completion(SMALL)
-        check_error(answer, 503)
-        assert int(answer.headers["retry-after"]) >= 1
-        watch.check()
-
-        data.mkdir(mode=0o700)
+        try:
+            (pid,) = stack.pids("valkey-server")
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: health(stack, "ready") == 503, "ready without a server")
+            assert health(stack, "live") == 200
+            answer = api.completion(SMALL)
+            check_error(answer, 503)
+            assert int(answer.headers["retry-after"]) >= 1
+            watch.check()
+        finally:
+            data.mkdir(mode=0o700)
         until(lambda: health(stack, "ready") == 200, "not ready with a server")
         check_comes_back(api)
         for each in asked:
