@@ -131,13 +131,19 @@ class Tracing:
 
     @classmethod
     def start(
-        cls, service: str, endpoint: str | None, *, ratio: float = 1.0, version: str = ""
+        cls,
+        service: str,
+        endpoint: str | None,
+        *,
+        ratio: float = 1.0,
+        instance: str = "",
+        version: str = "",
     ) -> Tracing:
         """Begins to export to ``endpoint`` (OTLP/gRPC); does nothing where it is None or
         ``ratio`` is 0.
 
         A caller's own decision to record a trace or not is followed; ``ratio`` of the traces that
-        begin here are recorded.
+        begin here are recorded. ``instance`` is this process's id.
         """
         if not endpoint or not ratio:
             return cls()
@@ -149,9 +155,14 @@ class Tracing:
         from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
         ids = _Ids()
+        who = {
+            "service.name": f"headrace-{service}",
+            "service.version": version,
+            "service.instance.id": instance,
+        }
         provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(ratio)),
-            resource=Resource({"service.name": f"headrace-{service}", "service.version": version}),
+            resource=Resource({name: value for name, value in who.items() if value}),
             shutdown_on_exit=False,
             id_generator=ids.generator(),
         )

@@ -24,6 +24,7 @@ from headrace_kit.lifecycle import Lifecycle, install_signals
 from headrace_kit.log import configure_logging, get_logger
 from headrace_kit.metrics import Registry
 from headrace_kit.settings import load_report, load_secrets
+from headrace_kit.traces import Tracing
 from headrace_transport.connection import connect_engine
 from headrace_transport.errors import ServerUnsuitable, TransportUnavailable
 from headrace_transport.interface import EngineInfo, EngineWire
@@ -98,6 +99,7 @@ class EngineProcess:
         self._load = load
         self._clock = clock if clock is not None else SystemClock()
         self._registry = Registry("engine")
+        self._tracing = Tracing()
         self._engine = process_id(settings.name)
         self._phase = "starting"
         self._intake: Intake | None = None
@@ -147,6 +149,13 @@ class EngineProcess:
         if self._settings.otlp_endpoint is not None:
             self._registry.start_otlp(self._settings.otlp_endpoint, self._settings.otlp_interval_s)
             life.push("metrics", partial(in_thread, "otlp", self._registry.close))
+            self._tracing = Tracing.start(
+                "engine",
+                self._settings.otlp_endpoint,
+                ratio=self._settings.trace_ratio,
+                instance=self._engine,
+            )
+            life.push("traces", partial(in_thread, "otlp traces", self._tracing.close))
         admin = self._open_port()
         async with beside(admin.run()):
             wire = await self._while_running(self._connect())
@@ -339,6 +348,7 @@ class EngineProcess:
             clock=self._clock,
             put_card=partial(self._put_card, wire, core),
             drain=drain,
+            tracing=self._tracing,
         )
 
     def _announce(self, port: int) -> None:

@@ -100,9 +100,13 @@ class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
     metrics_vllm_names: bool = setting(True)
     """Whether /metrics repeats the main series under vLLM's names."""
     otlp_endpoint: str | None = setting(None, min_length=1)
-    """OTLP/gRPC receiver of metrics, such as `http://127.0.0.1:4317`. Nothing is sent when absent."""
+    """OTLP/gRPC receiver of metrics and traces, such as `http://127.0.0.1:4317`. Nothing is sent when
+    absent."""
     otlp_interval_s: float = setting(15.0, gt=0, le=3600, unit="s")
-    """Time between two pushes."""
+    """Time between two pushes of metrics."""
+    trace_ratio: float = setting(1.0, ge=0, le=1)
+    """Share of the requests that come without a trace which are recorded as one. A gateway's own
+    decision, which travels with the request, comes first. 0 records none at all."""
     journal_bytes: int = setting(32 << 20, ge=0, unit="bytes")
     """Memory for the newest events and plan hashes, for `headrace replay`, besides one snapshot of
     the scheduler. It holds no token ids. 0 keeps no journal."""

@@ -11,10 +11,13 @@ from headrace_engine.errors import EngineDraining
 from headrace_engine.intake.book import RowBook
 from headrace_engine.intake.desk import Desk
 from headrace_engine.intake.held import Held, Holdings
+from headrace_engine.intake.spans import Spans
 from headrace_engine.metrics import EngineMetrics
 from headrace_engine.state.inbound import Cancel
 from headrace_engine.state.request import Request, Sampling
 from headrace_kit.metrics import Registry
+from headrace_kit.traces import Tracing
+from support.clock import FakeClock
 from support.fake_engine import FakeEngine
 from support.held import make_held
 
@@ -29,6 +32,7 @@ class DeskBench:
             holdings=Holdings(slots=4, max_waiting=0),
             book=RowBook(),
             metrics=EngineMetrics(Registry("engine")),
+            spans=Spans(Tracing(), FakeClock()),
         )
 
     def take(self, held: Held) -> None:

@@ -19,6 +19,7 @@ from headrace_contracts.pb.queue_pb2 import RowFinish
 from headrace_contracts.pb.queue_pb2 import Usage as UsageMessage
 from headrace_kit.clock import Clock
 from headrace_kit.log import get_logger
+from headrace_kit.traces import trace_id_of
 from headrace_transport.errors import TransportUnavailable
 from headrace_transport.interface import Claimed, EngineWire
 
@@ -112,7 +113,12 @@ class Consumer:
     def take(self, claimed: Claimed) -> None:
         """Takes one claimed request in, and starts or refuses it."""
         if claimed.crashes:
-            log.warning("request.taken_over", id=claimed.record.id, crashes=claimed.crashes)
+            log.warning(
+                "request.taken_over",
+                id=claimed.record.id,
+                crashes=claimed.crashes,
+                trace_id=trace_id_of(claimed.record.traceparent),
+            )
         self._start(self._open(claimed), claimed)
 
     def _open(self, claimed: Claimed) -> Held:
@@ -134,6 +140,7 @@ class Consumer:
             if choice < held.choices and entry.finishes:
                 held.ends[choice] = _of_choice(entry.finishes[-1], choice)
                 held.usages[choice] = _usage(entry.finishes[-1].usage)
+        held.ended_before = frozenset(held.ends)
         self._desk.open(held, [len(tokens) for tokens in _delivered(claimed, held)])
         return held
 
@@ -160,7 +167,13 @@ class Consumer:
 
     def _refuse(self, held: Held, claimed: Claimed, error: RequestRejected) -> None:
         self._metrics.refused.labels(error.code.wire_name).inc()
-        log.info("request.refused", id=held.id, code=error.code.wire_name, message=str(error))
+        log.info(
+            "request.refused",
+            id=held.id,
+            code=error.code.wire_name,
+            message=str(error),
+            trace_id=held.trace_id,
+        )
         late = error.code is Code.DEADLINE_EXCEEDED
         reason = FinishReason.DEADLINE if late else FinishReason.ERROR
         lengths = [len(tokens) for tokens in _delivered(claimed, held)]

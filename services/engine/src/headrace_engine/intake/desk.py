@@ -20,6 +20,7 @@ from headrace_kit.log import get_logger
 from headrace_engine.intake.book import RowBook
 from headrace_engine.intake.columns import row_key
 from headrace_engine.intake.held import Held, Holdings
+from headrace_engine.intake.spans import Spans
 from headrace_engine.metrics import EngineMetrics, LetGo
 from headrace_engine.state.inbound import Cancel
 from headrace_engine.state.outputs import PassOutputs
@@ -44,9 +45,16 @@ class Desk:
     """Holdings, book and door, changed together."""
 
     def __init__(
-        self, *, door: IntakeDoor, holdings: Holdings, book: RowBook, metrics: EngineMetrics
+        self,
+        *,
+        door: IntakeDoor,
+        holdings: Holdings,
+        book: RowBook,
+        metrics: EngineMetrics,
+        spans: Spans,
     ) -> None:
         self._door = door
+        self._spans = spans
         self.holdings = holdings
         self.book = book
         self._metrics = metrics
@@ -80,8 +88,8 @@ class Desk:
             return
         self._forget(held)
         self._door.cancel(Cancel(held.handle, FinishReason.CANCELLED))
-        self._metrics.let_go.labels(why).inc()
-        log.info("request.let_go", id=held.id, attempt=held.attempt, why=why)
+        self._tell_let_go(held, why)
+        self._spans.let_go(held, why)
 
     def settled(self, held: Held, *, ours: bool) -> None:
         """Forgets a request that has ended and whose lease is gone."""
@@ -89,8 +97,8 @@ class Desk:
             return
         self._forget(held)
         if not ours:
-            self._metrics.let_go.labels("lost").inc()
-            log.info("request.let_go", id=held.id, attempt=held.attempt, why="lost")
+            self._tell_let_go(held, "lost")
+        self._spans.settled(held, ours=ours)
 
     def seen(self, outputs: PassOutputs) -> None:
         """Notes what one pass started and ended, before its rows are published."""
@@ -103,6 +111,12 @@ class Desk:
             self.holdings.left(_handle(outputs, end.row))
         if outputs.ends:
             self.room.set()
+
+    def _tell_let_go(self, held: Held, why: LetGo) -> None:
+        self._metrics.let_go.labels(why).inc()
+        log.info(
+            "request.let_go", id=held.id, attempt=held.attempt, why=why, trace_id=held.trace_id
+        )
 
     def _forget(self, held: Held) -> None:
         self.book.remove(self._keys(held))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from headrace_contracts.pb.queue_pb2 import RequestRecord, RowFinish
+from headrace_kit.traces import trace_id_of
 
 from headrace_engine.state.outputs import RowLogprobs, SequenceUsage
 from headrace_engine.state.request import RequestHandle
@@ -42,6 +43,8 @@ class Held:
     """A pass has run some of it."""
     ends: dict[int, RowFinish] = field(default_factory=dict[int, RowFinish])
     """Terminal status of each choice whose terminal row is published. ``row`` is the choice."""
+    ended_before: frozenset[int] = frozenset()
+    """Choices that an earlier attempt ended."""
     usages: dict[int, SequenceUsage] = field(default_factory=dict[int, SequenceUsage])
     unlogged_ends: set[int] = field(default_factory=set[int])
     """Choices whose end the resume log lacks."""
@@ -57,6 +60,11 @@ class Held:
     def id(self) -> str:
         """The request's id."""
         return self.record.id
+
+    @property
+    def trace_id(self) -> str | None:
+        """The trace it belongs to, for log lines."""
+        return trace_id_of(self.record.traceparent)
 
     @property
     def over(self) -> bool:

@@ -210,6 +210,7 @@ class LogWriter:
                 queue_us=usage.engine_queue_us,
                 prefill_us=usage.prefill_us,
                 decode_us=usage.decode_us,
+                trace_id=held.trace_id,
             )
         self._desk.settled(held, ours=result.ours)
 

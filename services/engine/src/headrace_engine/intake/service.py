@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from headrace_kit.clock import Clock
 from headrace_kit.metrics import Registry
+from headrace_kit.traces import Tracing
 from headrace_transport.interface import EngineWire
 
 from headrace_engine.intake.book import RowBook
@@ -27,6 +28,7 @@ from headrace_engine.intake.lease import LeaseKeeper, Load, Progress
 from headrace_engine.intake.link import Link
 from headrace_engine.intake.publisher import Publisher
 from headrace_engine.intake.publisher_log import LogWriter
+from headrace_engine.intake.spans import Spans
 from headrace_engine.intake.validate import Bounds
 from headrace_engine.metrics import EngineMetrics, IntakeState
 from headrace_engine.state.metrics import ScheduleMetrics
@@ -60,16 +62,23 @@ class Intake:
         clock: Clock,
         put_card: Callable[[], Awaitable[None]],
         drain: Callable[[float | None], None],
+        tracing: Tracing | None = None,
     ) -> None:
         """``engine`` is this process's id. ``put_card`` writes the model's card (again). ``drain``
-        is called when an operator asks for it.
+        is called when an operator asks for it. Without ``tracing``, traces go nowhere.
         """
         self.model = bounds.model
         self._snapshot = snapshot
         self.metrics = EngineMetrics(registry, snapshot, self.state)
         self.link = Link(clock)
         self._holdings = Holdings(slots=settings.slots, max_waiting=settings.max_waiting)
-        self._desk = Desk(door=door, holdings=self._holdings, book=RowBook(), metrics=self.metrics)
+        self._desk = Desk(
+            door=door,
+            holdings=self._holdings,
+            book=RowBook(),
+            metrics=self.metrics,
+            spans=Spans(tracing or Tracing(), clock),
+        )
         self.progress = Progress(
             clock=clock,
             stall_s=settings.stall_s,
