@@ -71,9 +71,10 @@ def test_planning_changes_nothing() -> None:
 def test_decoding_rows_are_those_that_want_a_token_and_some_need_a_block() -> None:
     columns = SequenceColumns(4, 4)
     columns.limit[:] = 20
-    columns.planned[:] = [3, 4, 7, 9]
-    columns.capacity[:] = [4, 4, 8, 12]
+    columns.planned[:] = [3, 4, 7, 19]
+    columns.capacity[:] = [4, 4, 8, 20]
     columns.sampled[:] = [4, 5, 8, 20]
-    rows, crossing = plan_continue(columns, np.arange(4, dtype=np.int32))
-    assert rows.tolist() == [0, 1, 2]
+    decodes, crossing = plan_continue(columns, np.arange(4))
+    assert decodes.slots.tolist() == [0, 1, 2]
+    assert decodes.begins.tolist() == [3, 4, 7]
     assert crossing.tolist() == [1]

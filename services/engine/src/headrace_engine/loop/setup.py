@@ -22,13 +22,15 @@ from headrace_engine.state.sequence import Sequence, SequenceColumns
 
 def setup_batch(plan: PassPlan, columns: SequenceColumns, *, phase: int) -> BatchData:
     """The batch of one committed plan: decodes, then chunks that sample, then the others."""
-    decode = plan.decode
-    decodes = len(decode)
+    decodes = len(plan.decode.slots)
     if not plan.chunks:
         return _decode_batch(plan, columns, phase)
     sampling = decodes + sum(chunk.generating for chunk in plan.chunks)
-    slots = _join(decode, [_slot(chunk.sequence) for chunk in plan.chunks])
-    begins = _join(columns.planned[decode] - 1, [chunk.begin for chunk in plan.chunks])
+    rows = np.concatenate(
+        [plan.decode.slots, np.array([_slot(chunk.sequence) for chunk in plan.chunks], np.intp)]
+    )
+    slots = rows.astype(np.int32)
+    begins = _join(plan.decode.begins, [chunk.begin for chunk in plan.chunks])
     lengths = np.ones(len(slots), np.int32)
     lengths[decodes:] = [chunk.end - chunk.begin for chunk in plan.chunks]
     offsets = _offsets(lengths)
@@ -39,7 +41,7 @@ def setup_batch(plan: PassPlan, columns: SequenceColumns, *, phase: int) -> Batc
     autoregressive[:decodes] = True
     store_from = np.zeros(len(slots), np.int32)
     store_from[decodes:] = [chunk.store_from for chunk in plan.chunks]
-    generating = slots[:sampling]
+    generating = rows[:sampling]
     return BatchData(
         pass_id=plan.pass_id,
         phase=phase,
@@ -61,17 +63,18 @@ def setup_batch(plan: PassPlan, columns: SequenceColumns, *, phase: int) -> Batc
 
 def _decode_batch(plan: PassPlan, columns: SequenceColumns, phase: int) -> BatchData:
     """One token for each row: what follows from that alone is not computed again."""
-    decode = plan.decode
-    constant = _constants(len(decode))
+    slots, begins = plan.decode
+    constant = _constants(len(slots))
     return BatchData(
         pass_id=plan.pass_id,
         phase=phase,
-        generating=len(decode),
-        slots=decode,
-        begins=columns.planned[decode] - 1,
+        generating=len(slots),
+        slots=slots.astype(np.int32),
+        begins=begins,
         lengths=constant.ones,
         autoregressive=constant.true,
-        sample_indices=columns.sampled[decode] - 1 - columns.prompt[decode],
+        # What a decode runs is the token before the one that it samples.
+        sample_indices=begins + 1 - columns.prompt[slots],
         tokens=constant.zeros,
         token_offsets=constant.offsets,
         store_from=constant.zeros,
@@ -141,7 +144,7 @@ def _slot(sequence: Sequence) -> int:
 
 
 def _join(head: NDArray[np.int32], tail: list[int]) -> NDArray[np.int32]:
-    return np.concatenate([head, np.array(tail, np.int32)]) if tail else head
+    return np.concatenate([head, np.array(tail, np.int32)])
 
 
 def _offsets(counts: NDArray[np.int32]) -> NDArray[np.int32]:

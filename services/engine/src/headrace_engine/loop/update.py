@@ -36,10 +36,11 @@ def update_batch(
     """
     assert batch.output is not None
     columns = residents.columns
-    left = columns.inflight[batch.slots] - 1
+    places = batch.slots.astype(np.intp)
+    left = columns.inflight[places] - 1
     assert left.min(initial=0) >= 0, "a row came back twice"
-    columns.inflight[batch.slots] = left
-    slots = batch.slots[: batch.generating]
+    columns.inflight[places] = left
+    slots = places[: batch.generating]
     failed = batch.output.failed
     if failed.any():
         # Before tokens are given: who fails may have poisoned other rows of this very batch.
@@ -51,31 +52,37 @@ def update_batch(
                 code=Code.NUMERIC_FAILURE,
                 message="the model's output was not finite",
             )
-    rows = np.flatnonzero(columns.live[slots])
-    _give_tokens(batch, batch.output, rows, started, residents, lifecycle, outputs, now_s)
-    return len(rows)
+    live = columns.live[slots]
+    rows = None if live.all() else live.nonzero()[0]
+    return _give_tokens(
+        batch, batch.output, slots, rows, started, residents, lifecycle, outputs, now_s
+    )
 
 
 def _give_tokens(
     batch: BatchData,
     output: BatchOutput,
-    rows: NDArray[np.intp],
+    slots: NDArray[np.intp],
+    rows: NDArray[np.intp] | None,
     started: list[Sequence],
     residents: Residents,
     lifecycle: Lifecycle,
     outputs: OutputBuilder,
     now_s: float,
-) -> None:
+) -> int:
+    """``slots`` are those of the rows that sampled, ``rows`` those of them that are wanted; None: all.
+
+    Returns how many.
+    """
     columns = residents.columns
-    slots, continues = batch.slots, batch.autoregressive
+    continues = batch.autoregressive[: batch.generating]
     # The executor may use its arrays again, and outputs are given away.
     tokens = output.tokens.copy()
-    if len(rows) < len(slots):
+    if rows is not None:
         slots, tokens, continues = slots[rows], tokens[rows], continues[rows]
     known = columns.known[slots]
     firsts = known - columns.prompt[slots]
-    columns.recent[slots, known - columns.base[slots]] = tokens
-    columns.known[slots] = known + 1
+    columns.put(slots, known, tokens)
     outputs.set_tokens(columns.handle[slots], columns.choice[slots], firsts, tokens)
     if started:
         _place_started(slots, started, outputs)
@@ -86,9 +93,10 @@ def _give_tokens(
     if output.chosen_logprobs is not None and lifecycle.logprobs_wanted:
         wanted = columns.logprobs[slots]
         for row in np.flatnonzero(wanted >= 0).tolist():
-            outputs.logprobs(row, int(rows[row]), int(wanted[row]), output)
+            source = row if rows is None else int(rows[row])
+            outputs.logprobs(row, source, int(wanted[row]), output)
     full = known + 1 >= columns.limit[slots]
-    ending = np.flatnonzero(full | lifecycle.stop_tokens[tokens].astype(np.bool_))
+    (ending,) = (full | (lifecycle.stop_tokens.take(tokens) > 0)).nonzero()
     for row, sequence in zip(ending.tolist(), residents.at(slots[ending]), strict=True):
         token, index = int(tokens[row]), int(firsts[row])
         stops = token in sequence.stop_ids
@@ -98,10 +106,11 @@ def _give_tokens(
         elif full[row]:
             outputs.place(sequence, row)
             lifecycle.end(sequence, FinishReason.LENGTH, now_s, message=sequence.limit_message)
+    return len(slots)
 
 
 def _place_started(
-    slots: NDArray[np.int32], started: list[Sequence], outputs: OutputBuilder
+    slots: NDArray[np.intp], started: list[Sequence], outputs: OutputBuilder
 ) -> None:
     for sequence in started:
         found = np.flatnonzero(slots == sequence.slot) if sequence.slot is not None else ()

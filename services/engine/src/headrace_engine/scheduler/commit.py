@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace_engine.cache.block import LogicalBlock
 from headrace_engine.scheduler.grant import Grants
+from headrace_engine.scheduler.plan import Decodes
 from headrace_engine.scheduler.publish import mark_produced, publish_complete
 from headrace_engine.scheduler.residents import Residents
 from headrace_engine.state.sequence import Sequence, Status
@@ -60,8 +60,7 @@ class PassPlan:
     """What one pass runs. Empty: nothing can run now."""
 
     pass_id: int
-    decode: NDArray[np.int32]
-    """Slots that decode one token."""
+    decode: Decodes
     chunks: list[Chunk] = field(default_factory=list[Chunk])
     """Those that sample a token first."""
     table: TableChanges = field(default_factory=TableChanges)
@@ -69,13 +68,13 @@ class PassPlan:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to hand over."""
-        return not len(self.decode) and not self.chunks
+        return not len(self.decode.slots) and not self.chunks
 
 
 def commit_results(
     residents: Residents,
     grants: Grants,
-    decode: NDArray[np.int32],
+    decode: Decodes,
     extended: list[tuple[Sequence, LogicalBlock]],
     chunks: list[Chunk],
     *,
@@ -106,19 +105,20 @@ def _pause_losers(residents: Residents, grants: Grants, now_s: float) -> None:
 
 def _commit_decodes(
     residents: Residents,
-    decode: NDArray[np.int32],
+    decode: Decodes,
     extended: list[tuple[Sequence, LogicalBlock]],
     table: TableChanges,
-) -> NDArray[np.int32]:
+) -> Decodes:
     columns = residents.columns
     if residents.any_paused:
-        decode = decode[residents.running[decode]]
+        decode = decode.only(residents.running[decode.slots])
         extended = [(s, b) for s, b in extended if s.status is Status.RUNNING]
     if extended:
         _cross_into_blocks(residents, extended, table)
-    columns.planned[decode] += 1
-    columns.sampled[decode] += 1
-    columns.inflight[decode] += 1
+    slots = decode.slots
+    columns.planned[slots] = decode.begins + 1
+    columns.sampled[slots] = decode.begins + 2
+    columns.inflight[slots] += 1
     return decode
 
 
@@ -127,7 +127,7 @@ def _cross_into_blocks(
 ) -> None:
     """Each gets its new block, and the block before it is complete: its content is published."""
     columns, pool, holders = residents.columns, residents.pool, residents.holders
-    slots = np.array([sequence.slot for sequence, _ in extended], np.int32)
+    slots = np.array([sequence.slot for sequence, _ in extended], np.intp)
     columns.flush_all(slots, [sequence for sequence, _ in extended])
     planned = columns.planned[slots]
     offsets: list[int] = []

@@ -27,7 +27,7 @@ Contents = Callable[[int], NDArray[np.int32]]
 class Flight:
     """A batch that was handed over."""
 
-    slots: NDArray[np.int32]
+    slots: NDArray[np.intp]
     generating: int
     """The first so many rows sample."""
     after_chunk: tuple[int, ...] = ()
@@ -37,11 +37,11 @@ class Flight:
 def flight_of(plan: PassPlan) -> Flight:
     """The batch of a plan, as ``loop.setup`` would lay it out. Taken before anything else."""
     slots = [chunk.sequence.slot for chunk in plan.chunks]
-    sampling = len(plan.decode) + sum(chunk.generating for chunk in plan.chunks)
+    sampling = len(plan.decode.slots) + sum(chunk.generating for chunk in plan.chunks)
     return Flight(
-        np.concatenate([plan.decode, np.array(slots, np.int32)]),
+        np.concatenate([plan.decode.slots, np.array(slots, np.intp)]),
         sampling,
-        tuple(range(len(plan.decode), sampling)),
+        tuple(range(len(plan.decode.slots), sampling)),
     )
 
 
@@ -52,7 +52,7 @@ def land(flight: Flight, residents: Residents) -> None:
     assert (columns.inflight[flight.slots] >= 0).all(), "a row came back twice"
 
 
-def give_tokens(flight: Flight, residents: Residents, contents: Contents) -> NDArray[np.int32]:
+def give_tokens(flight: Flight, residents: Residents, contents: Contents) -> NDArray[np.intp]:
     """Each live sampling row of a landed batch gets its token. Returns their slots."""
     columns = residents.columns
     slots = flight.slots[: flight.generating]
@@ -61,8 +61,7 @@ def give_tokens(flight: Flight, residents: Residents, contents: Contents) -> NDA
     tokens = np.empty(len(slots), np.int32)
     for row, (sequence, position) in enumerate(zip(residents.at(slots), known, strict=True)):
         tokens[row] = contents(sequence.number)[position]
-    columns.recent[slots, known - columns.base[slots]] = tokens
-    columns.known[slots] = known + 1
+    columns.put(slots, known, tokens)
     return slots
 
 

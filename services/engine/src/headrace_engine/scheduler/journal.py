@@ -118,7 +118,7 @@ class Journal:
         at most two segments, each of about half of ``limit_bytes`` and one snapshot
     """
 
-    __slots__ = ("_begun_s", "_capture", "_decode", "_decode_digest", "_half", "_in_flight", "_origin", "_sink",
+    __slots__ = ("_begun_s", "_capture", "_decode_digest", "_half", "_in_flight", "_origin", "_sink", "_slots",
                  "named", "segments")  # fmt: skip
 
     def __init__(self, limit_bytes: int = 32 << 20, sink: JournalSink | None = None) -> None:
@@ -127,9 +127,10 @@ class Journal:
         self.segments: deque[Segment] = deque(maxlen=2)
         self.named: list[tuple[int, int, PrefixKey]] = []
         """Filled by the pool, emptied by each pass."""
-        self._in_flight: deque[tuple[NDArray[np.int32], list[tuple[int, bool]]]] = deque()
+        self._in_flight: deque[tuple[NDArray[np.intp], list[tuple[int, bool]]]] = deque()
         """Decoding slots, then (slot, whether it samples) of each chunk, of batches not back yet."""
-        self._decode: NDArray[np.int32] | None = None
+        self._slots: NDArray[np.intp] | None = None
+        """That decoded in the newest pass of this segment."""
         self._decode_digest = b""
         self._begun_s: float | None = None
         self._origin: Origin | None = None
@@ -184,16 +185,17 @@ class Journal:
         packed = array("q", pack(plan, ops, residents)).tobytes()
         weight = 200 + len(packed)
         decode: NDArray[np.int32] | None = None
-        if plan.decode is not self._decode:
-            self._decode = decode = plan.decode
+        if plan.decode.slots is not self._slots:
+            self._slots = plan.decode.slots
+            decode = self._slots.astype(np.int32)
             self._decode_digest = blake2b(decode.data, digest_size=8).digest()
             weight += decode.nbytes
         # Begins of decoding rows; their slots by a digest, which changes as seldom as they do.
-        digest = blake2b(residents.columns.planned[plan.decode].data, digest_size=8)
+        digest = blake2b((plan.decode.begins + 1).data, digest_size=8)
         digest.update(self._decode_digest + packed)
         if not plan.empty:
             self._in_flight.append(
-                (plan.decode, [(_slot(c.sequence), c.generating) for c in plan.chunks])
+                (plan.decode.slots, [(_slot(c.sequence), c.generating) for c in plan.chunks])
             )
         self.flush()
         self._put(("p", now_s, digest.digest(), decode, packed), weight)
@@ -208,7 +210,7 @@ class Journal:
             self._put(("s", began_s), 100)
 
     def _begin(self, segment: Segment) -> None:
-        self._decode = None
+        self._slots = None
         self.segments.append(segment)
         if self._sink is not None:
             self._sink.begin(segment)

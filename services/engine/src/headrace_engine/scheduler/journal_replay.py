@@ -101,9 +101,9 @@ class Step:
 
 def step_of(plan: PassPlan, residents: Residents) -> Step:
     """The work of a plan that was just made. Its time is not known yet."""
-    context = int(residents.columns.planned[plan.decode].sum())
+    context = int(residents.columns.planned[plan.decode.slots].sum())
     return Step(
-        decode_rows=len(plan.decode),
+        decode_rows=len(plan.decode.slots),
         prefill_tokens=sum(chunk.end - chunk.begin for chunk in plan.chunks),
         context_tokens=context + sum(chunk.end for chunk in plan.chunks),
         seconds=0.0,
@@ -185,7 +185,7 @@ class Replayer:
             restore(self.scheduler, state, self.contents.of_key, self.contents.of)
             for decode, chunks in state["in_flight"]:
                 # Those that sample first, as in every batch.
-                slots = np.array([*decode, *(slot for slot, _ in chunks)], np.int32)
+                slots = np.array([*decode, *(slot for slot, _ in chunks)], np.intp)
                 sampling = len(decode) + sum(samples for _, samples in chunks)
                 self._flights.append((Flight(slots, sampling), Step(0, 0, 0, 0.0), 0.0))
         except (AssertionError, KeyError, IndexError, TypeError, ValueError) as error:
@@ -252,7 +252,7 @@ class Replayer:
             result.passes += 1
             return
         result.difference = Difference(
-            plan.pass_id, unpack(packed, self._decode), unpack(mine[4], plan.decode.tolist())
+            plan.pass_id, unpack(packed, self._decode), unpack(mine[4], plan.decode.slots.tolist())
         )
 
     def _break(self, now_s: float, result: Replayed) -> None:

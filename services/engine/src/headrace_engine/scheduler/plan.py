@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,13 +67,29 @@ def plan_resume(
     return ResumePlan(min(resume, upper), store_from, missing)
 
 
+class Decodes(NamedTuple):
+    """Rows that decode one token."""
+
+    slots: NDArray[np.intp]
+    """Indices as numpy wants them: others cost five times as much at every use."""
+    begins: NDArray[np.int32]
+    """Position of the token that each runs."""
+
+    def only(self, which: NDArray[np.bool_]) -> Decodes:
+        """Some of them."""
+        return Decodes(self.slots[which], self.begins[which])
+
+
 def plan_continue(
-    columns: SequenceColumns, decoding: NDArray[np.int32]
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Slots that decode one token, and those among them that need a block for it.
+    columns: SequenceColumns, decoding: NDArray[np.intp]
+) -> tuple[Decodes, NDArray[np.intp]]:
+    """Who decodes one token, and the slots among them that need a block for it.
 
     A slot whose last wanted token is already in flight is left out.
     """
-    wanting = columns.sampled[decoding] < columns.limit[decoding]
-    rows = decoding if wanting.all() else decoding[wanting]
-    return rows, rows[columns.planned[rows] >= columns.capacity[rows]]
+    decodes = Decodes(decoding, columns.planned[decoding])
+    # One that decodes has sampled one token more than it has planned.
+    wanting = decodes.begins < columns.limit[decoding] - 1
+    if not wanting.all():
+        decodes = decodes.only(wanting)
+    return decodes, decodes.slots[decodes.begins >= columns.capacity[decodes.slots]]

@@ -81,7 +81,7 @@ class Residents:
         """Whether the newest pass paused anybody."""
         self._free_slots = list(reversed(range(settings.max_batch)))
         self._decoding: dict[int, None] = {}
-        self._decoding_array: NDArray[np.int32] | None = None
+        self._decoding_array: NDArray[np.intp] | None = None
 
     # entering and leaving
 
@@ -186,13 +186,13 @@ class Residents:
         self._decoding[sequence.slot] = None
         self._decoding_array = None
 
-    def decoding(self) -> NDArray[np.int32]:
+    def decoding(self) -> NDArray[np.intp]:
         """Slots that decode, in the order in which they began to."""
         if self._decoding_array is None:
-            self._decoding_array = np.fromiter(self._decoding, np.int32, len(self._decoding))
+            self._decoding_array = np.fromiter(self._decoding, np.intp, len(self._decoding))
         return self._decoding_array
 
-    def at(self, slots: NDArray[np.int32]) -> list[Sequence]:
+    def at(self, slots: NDArray[np.intp]) -> list[Sequence]:
         """The sequences in these slots."""
         numbers: list[int] = slots.tolist()
         found: list[Sequence] = []
@@ -353,6 +353,7 @@ class Residents:
             if sequence.status is Status.RUNNING:
                 decodes = slot in self._decoding
                 assert decodes != (sequence.number in self.prefilling)
+                assert not decodes or columns.planned[slot] == columns.sampled[slot] - 1
                 self._audit_running(sequence, slot)
         self.pool.audit(list(self.holders.values()))
         self.pool.slots.objects.audit()

@@ -12,10 +12,8 @@ from __future__ import annotations
 from functools import partial
 from itertools import islice
 
-import numpy as np
 from headrace_contracts.prefix_key import fold
 from headrace_kit.affinity import Affinity
-from numpy.typing import NDArray
 
 from headrace_engine.cache.block import LogicalBlock, SequenceBlocks
 from headrace_engine.cache.cache_pool import CacheBlockPool
@@ -29,7 +27,7 @@ from headrace_engine.scheduler.grant import Grants
 from headrace_engine.scheduler.journal import Journal, Origin
 from headrace_engine.scheduler.journal_state import capture
 from headrace_engine.scheduler.pace import Pace
-from headrace_engine.scheduler.plan import ResumePlan, plan_continue, plan_resume
+from headrace_engine.scheduler.plan import Decodes, ResumePlan, plan_continue, plan_resume
 from headrace_engine.scheduler.policy import (
     chunk_end,
     may_take_row,
@@ -149,12 +147,12 @@ class Scheduler:
         self._begin_pass(now_s)
         grants = Grants(self.pool, self.residents.claimants)
         decode, extended = self._grant_decodes(grants)
-        chunks = self._grant_prefills(grants, len(decode), now_s)
+        chunks = self._grant_prefills(grants, len(decode.slots), now_s)
         self.residents.counters.evictions += replay_memory(grants, self.pool)
         plan = commit_results(
             self.residents, grants, decode, extended, chunks, pass_id=self.passes, now_s=now_s
         )
-        self.residents.counters.decode_tokens += len(plan.decode)
+        self.residents.counters.decode_tokens += len(plan.decode.slots)
         if self.pace is not None and not plan.empty:
             self.pace.handed_over(now_s, sum(chunk.end - chunk.begin for chunk in plan.chunks))
         if self.journal is not None:
@@ -191,16 +189,11 @@ class Scheduler:
                     admit_prompt(self.pool, holder, sequence, prefix_cache=settings.prefix_cache)
                 create_missing_blocks(self.pool, holder, sequence.length)
 
-    def _grant_decodes(
-        self, grants: Grants
-    ) -> tuple[NDArray[np.int32], list[tuple[Sequence, LogicalBlock]]]:
+    def _grant_decodes(self, grants: Grants) -> tuple[Decodes, list[tuple[Sequence, LogicalBlock]]]:
         """A block for each decoding row that crosses into one, first in rank first."""
         residents = self.residents
-        decoding = residents.decoding()
-        if not len(decoding):
-            return decoding, []
-        rows, crossing = plan_continue(residents.columns, decoding)
-        return rows, self._extend(grants, residents.at(crossing)) if len(crossing) else []
+        decodes, crossing = plan_continue(residents.columns, residents.decoding())
+        return decodes, self._extend(grants, residents.at(crossing)) if len(crossing) else []
 
     def _extend(
         self, grants: Grants, crossers: list[Sequence]

@@ -93,8 +93,8 @@ class SequenceColumns:
         recent[slot, p - base] is the token at position p, for base == sequence.length <= p < known
     """
 
-    __slots__ = ("base", "capacity", "charged", "choice", "handle", "inflight", "known", "limit", "live",
-                 "logprobs", "planned", "prompt", "recent", "sampled")  # fmt: skip
+    __slots__ = ("_recent", "base", "capacity", "charged", "choice", "handle", "inflight", "known",
+                 "limit", "live", "logprobs", "planned", "prompt", "recent", "sampled")  # fmt: skip
 
     def __init__(self, slots: int, block_tokens: int) -> None:
         def column() -> NDArray[np.int32]:
@@ -124,6 +124,8 @@ class SequenceColumns:
         """``Sequence.length``: tokens that have left ``recent``."""
         self.recent = np.zeros((slots, 2 * block_tokens), np.int32)
         """Tokens not yet in ``Sequence.tokens``; it is emptied when a block is full."""
+        self._recent = self.recent.ravel()
+        """The same memory: one index costs a tenth of two."""
 
     def enter(self, slot: int, sequence: Sequence) -> None:
         """A sequence takes a slot."""
@@ -137,7 +139,14 @@ class SequenceColumns:
         self.inflight[slot] = 0
         self.live[slot] = True
 
-    def flush_all(self, slots: NDArray[np.int32], sequences: list[Sequence]) -> None:
+    def put(
+        self, slots: NDArray[np.intp], known: NDArray[np.int32], tokens: NDArray[np.int32]
+    ) -> None:
+        """One token more for each of these slots; ``known`` are their numbers of known tokens."""
+        self._recent[slots * self.recent.shape[1] + (known - self.base[slots])] = tokens
+        self.known[slots] = known + 1
+
+    def flush_all(self, slots: NDArray[np.intp], sequences: list[Sequence]) -> None:
         """``flush`` for many: one read of the columns."""
         known: list[int] = self.known[slots].tolist()
         recent = self.recent[slots]

@@ -179,7 +179,7 @@ class _Run:
         self._device_free_s = began_s + seconds
         self._result.busy_s += seconds
         self._flights.append((flight_of(plan), self._device_free_s))
-        running = len(plan.decode) + len(plan.chunks)
+        running = len(plan.decode.slots) + len(plan.chunks)
         self._result.load.append((self._now_s, running, len(self._residents.waiting)))
 
     def _count_service(self, plan: PassPlan) -> None:
@@ -187,7 +187,7 @@ class _Run:
         if len(waiting) < 2:
             return
         tokens = dict.fromkeys(waiting, 0)
-        for sequence in self._residents.at(plan.decode):
+        for sequence in self._residents.at(plan.decode.slots):
             tenant = sequence.request.tenant
             if tenant in tokens:
                 tokens[tenant] += 1
