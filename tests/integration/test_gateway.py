@@ -183,11 +183,86 @@ async def test_sigterm_lets_streams_end_and_refuses_new_calls(
             assert await program.wait() == 0
 
 
-async def test_streams_that_outlast_the_drain_end_with_an_error_and_exit_is_clean(
+async def test_streams_that_outlast_the_drain_are_read_on_at_another_gateway(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    async with (
+        gateway_program(server.url, tmp_path / "a", {"drain_s": 0.3}) as first,
+        gateway_program(server.url, tmp_path / "b") as second,
+        engine_at(server.url) as eng,
+    ):
+        await first.ready()
+        await second.ready()
+        key = await make_key(server.url)
+        async with client(first, key) as http:
+            async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
+                [claimed] = await eng.claim()
+                await eng.say(claimed, "once upon ")
+                first.terminate()
+                found = await chunks(response)
+        assert await first.wait() == 0
+        assert text_of(found[:-1]) == "once upon "
+        error = found[-1]["error"]
+        assert error["code"] == "draining"
+        assert error["resume"]["after"] == "10"
+        await eng.wire.reap(MODEL)  # it is not taken for stranded
+        await eng.say(claimed, "a ", log=False)  # for a reader that is gone, and in no log yet
+        async with client(second, key) as http:
+            async with http.stream("GET", error["resume"]["path"]) as response:
+                assert response.status_code == 200
+                await eng.obey_attach(claimed)
+                await eng.say(claimed, "time", finish=FinishReason.LENGTH)
+                assert text_of(await chunks(response)) == "a time"
+
+
+async def test_a_call_that_waits_is_handed_over_too(server: RedisServer, tmp_path: Path) -> None:
+    async with (
+        gateway_program(server.url, tmp_path / "a", {"drain_s": 0.3}) as first,
+        gateway_program(server.url, tmp_path / "b") as second,
+        engine_at(server.url) as eng,
+    ):
+        await first.ready()
+        await second.ready()
+        key = await make_key(server.url)
+        async with client(first, key) as http:
+            async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
+                first.terminate()
+                [last] = await chunks(response)
+        assert await first.wait() == 0
+        async with client(second, key) as http:
+            async with http.stream("GET", last["error"]["resume"]["path"]) as response:
+                [claimed] = await eng.claim()
+                assert claimed.record.gateway.startswith("gateway-")
+                await eng.say(claimed, "later", finish=FinishReason.LENGTH)
+                assert text_of(await chunks(response)) == "later"
+
+
+async def test_a_drained_call_that_is_no_stream_is_cancelled_and_may_be_repeated(
     server: RedisServer, tmp_path: Path
 ) -> None:
     async with (
         gateway_program(server.url, tmp_path / "a", {"drain_s": 0.3}) as program,
+        engine_at(server.url) as eng,
+    ):
+        await program.ready()
+        key = await make_key(server.url)
+        async with client(program, key) as http:
+            call = asyncio.create_task(http.post("/v1/completions", json=body()))
+            [claimed] = await eng.claim()
+            program.terminate()
+            answer = await call
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "draining"
+        assert answer.headers["retry-after"] == "1"
+        assert (await eng.await_mark(claimed)).reason == FinishReason.CANCELLED
+        assert await program.wait() == 0
+
+
+async def test_without_a_hand_over_drained_streams_end_with_an_error_and_exit_is_clean(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    async with (
+        gateway_program(server.url, tmp_path / "a", {"drain_s": 0.3, "handover_s": 0}) as program,
         engine_at(server.url) as eng,
     ):
         await program.ready()

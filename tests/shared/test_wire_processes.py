@@ -152,6 +152,25 @@ async def test_requests_of_a_dead_gateway_are_cancelled(wires: Wires) -> None:
     assert state.status == "running"
 
 
+async def test_what_a_gateway_hands_over_waits_for_another_and_then_ends(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    await gateway.beat_gateway("gw-old", ttl_ms=LEASE_MS)
+    for name in ("taken", "forgotten"):
+        await gateway.submit(record(name, gateway="gw-old"), max_queued=9)
+    await claim(engine)
+    await engine.publish({"gw-old": frame([1])})
+
+    await gateway.leave_gateway("gw-old", keep_ms=2 * SHORT_MS)
+
+    await engine.reap(MODEL)
+    assert await engine.cancels(MODEL, ["taken", "forgotten"]) == {}
+    assert len(await gateway.read_out("gw-old", FIRST_FRAME, block_ms=1000)) == 1
+    assert await gateway.attach("taken", GATEWAY, 70, 0) is not None
+    await wires.pass_ms(3 * SHORT_MS)
+    await engine.reap(MODEL)
+    assert await engine.cancels(MODEL, ["taken", "forgotten"]) == {"forgotten": [mark()]}
+
+
 async def test_silent_gateway_is_reaped_and_may_come_back(wires: Wires) -> None:
     gateway, engine = await wires.gateway(), await wires.engine()
     await gateway.beat_gateway("gw-slow", ttl_ms=SHORT_MS)

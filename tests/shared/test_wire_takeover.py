@@ -255,15 +255,31 @@ async def test_attached_gateway_gets_the_rest_and_successors_look_at_both(wires:
     assert fences == [Fence(version=1, id="r1", slot=40, n=1, attempt=2)]
 
 
-async def test_nobody_is_attached_to_what_does_not_run(wires: Wires) -> None:
+async def test_what_is_queued_moves_to_the_gateway_that_attaches(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    await gateway.submit(record("r1"), max_queued=9)
+
+    assert await gateway.attach("r1", "gw-2", 40, 0) is None  # nobody runs it
+
+    state = await gateway.request_state("r1")
+    assert state is not None
+    assert (state.gateway, state.status) == ("gw-2", "queued")
+    await gateway.leave_gateway(GATEWAY)
+    await engine.reap(MODEL)  # it is not the old gateway's any more
+    taken = (await claim(engine))["r1"]
+    assert (taken.record.gateway, taken.record.slot) == ("gw-2", 40)
+
+
+async def test_nobody_is_attached_to_what_is_over_or_unknown(wires: Wires) -> None:
     gateway, engine = await wires.gateway(), await wires.engine()
     assert await gateway.attach("unknown", "gw-2", 1, 0) is None
     await gateway.submit(record("r1"), max_queued=9)
-    assert await gateway.attach("r1", "gw-2", 1, 0) is None
-    taken = (await claim(engine))["r1"]
-    assert (taken.record.gateway, taken.record.slot) == (GATEWAY, 10)
+    await claim(engine)
     await finish(engine, "r1")
     assert await gateway.attach("r1", "gw-2", 1, 0) is None
+    state = await gateway.request_state("r1")
+    assert state is not None
+    assert state.gateway == GATEWAY
 
 
 async def die(wires: Wires, engine: EngineWire, name: str, request: str, attempt: int) -> None:

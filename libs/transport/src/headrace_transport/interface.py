@@ -194,7 +194,9 @@ class GatewayWire(Protocol):
         ...
 
     async def attach(self, request: str, gateway: str, slot: int, first: int) -> Lease | None:
-        """Sends the rest of a running request to another gateway. None: nobody runs it (queued or finished)."""
+        """Sends the rest of a request to another gateway. None: nobody runs it. If it is queued,
+        whoever claims it sends its rows there.
+        """
         ...
 
     async def request_state(self, request: str) -> RequestState | None: ...
@@ -230,7 +232,11 @@ class GatewayWire(Protocol):
     # processes
     async def beat_gateway(self, gateway: str, *, ttl_ms: int) -> None: ...
 
-    async def leave_gateway(self, gateway: str) -> None: ...
+    async def leave_gateway(self, gateway: str, *, keep_ms: int = 0) -> None:
+        """Says that this gateway ends. What it still has running becomes the reaper's at once, or
+        after ``keep_ms``, in which others may attach to it.
+        """
+        ...
 
     # keys
     async def api_key(self, public_id: str) -> ApiKey | None: ...

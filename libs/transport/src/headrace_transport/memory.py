@@ -223,12 +223,14 @@ class MemoryGatewayWire(_MemoryWire):
         check_process("a gateway", gateway)
         await self._broker.enter()
         work = self._broker.requests.get(check_name("a request id", request))
-        if work is None or work.owner is None:
+        if work is None or work.status == "finished":
             return None
         if (work.gateway, work.slot) != (gateway, slot):
             work.past.append((work.gateway, work.slot))
             work.gateway, work.slot = gateway, slot
         self._broker.sign_of_life(gateway)
+        if work.owner is None:
+            return None
         attach = Attach(id=request, gateway=gateway, slot=slot, first=first)
         self._broker.control(work.owner).append(Control(version=WIRE_VERSION, attach=attach))
         return Lease(
@@ -322,8 +324,11 @@ class MemoryGatewayWire(_MemoryWire):
         await self._broker.enter()
         self._broker.gateways[check_process("a gateway", gateway)] = self._broker.now_ms() + ttl_ms
 
-    async def leave_gateway(self, gateway: str) -> None:
+    async def leave_gateway(self, gateway: str, *, keep_ms: int = 0) -> None:
         """See ``GatewayWire.leave_gateway``."""
+        if keep_ms:
+            await self.beat_gateway(gateway, ttl_ms=keep_ms)
+            return
         await self._broker.enter()
         self._broker.gateways.pop(gateway, None)
         self._broker.outs.pop(gateway, None)

@@ -29,8 +29,12 @@ class GatewayLeases(Part):
         check_process("a gateway", gateway)
         await self._server.run("beat", [keys.gateway(gateway), keys.GATEWAYS], [gateway, ttl_ms])
 
-    async def leave_gateway(self, gateway: str) -> None:
-        """See ``GatewayWire.leave_gateway``. Its requests become the reaper's at once."""
+    async def leave_gateway(self, gateway: str, *, keep_ms: int = 0) -> None:
+        """See ``GatewayWire.leave_gateway``."""
+        if keep_ms:
+            # The last beat. The out stream stays too: what is in it may be in no log yet.
+            await self.beat_gateway(gateway, ttl_ms=keep_ms)
+            return
         await self._server.pipeline(
             [
                 ("ZREM", keys.GATEWAYS, gateway),

@@ -82,7 +82,7 @@ class Requests(Part):
         """See ``GatewayWire.attach``."""
         check_process("a gateway", gateway)
         state = await self.request_state(request)
-        if state is None or state.status != "running":
+        if state is None or state.status == "finished":
             return None
         control = Control(
             version=WIRE_VERSION,

@@ -26,8 +26,9 @@ from headrace_transport.connection import connect_gateway
 from headrace_transport.errors import ServerUnsuitable, TransportUnavailable
 from headrace_transport.interface import GatewayWire
 from headrace_transport.options import WireOptions
+from pydantic import SecretStr
 
-from headrace_gateway.auth.keys import Authenticator
+from headrace_gateway.auth.keys import Authenticator, KeyStore
 from headrace_gateway.auth.tokens import MIN_PEPPER_BYTES
 from headrace_gateway.http.api import build_api
 from headrace_gateway.inference.catalog import Catalog
@@ -50,6 +51,8 @@ REFUSED: Final = 2
 CONNECT_EVERY_S: Final = 1.0
 LAST_WORDS_S: Final = 1.0
 """How long connections get after the drain to send their error event."""
+INITIAL_KEY: Final = "initial key"
+"""Name of the key that the deployment brings along."""
 LEAVE_S: Final = 0.5
 """How long saying good-bye to the server may take."""
 
@@ -70,11 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = loaded.settings
     configure_logging(service="gateway", level=settings.log_level, format=settings.log_format)
     loaded.announce(log)
-    password = hidden.redis_password
     process = GatewayProcess(
         settings,
         pepper,
-        password=None if password is None else password.get_secret_value(),
+        password=_revealed(hidden.redis_password),
+        initial_key=_revealed(hidden.initial_key),
     )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(process.run())
@@ -109,11 +112,13 @@ class GatewayProcess:
         pepper: bytes,
         *,
         password: str | None = None,
+        initial_key: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._settings = settings
         self._pepper = pepper
         self._password = password
+        self._initial_key = initial_key
         self._clock = clock or SystemClock()
         self._registry = Registry("gateway")
         self._process = f"{settings.name}-{secrets.token_hex(4)}"
@@ -128,10 +133,11 @@ class GatewayProcess:
             try:
                 wire = await _unless(stopping, self._connect())
                 if wire is not None:
+                    await _unless(stopping, self._adopt_initial_key(wire))
                     await self._serve(wire, http, stopping)
             finally:
                 http.stop()
-        except (ServerUnsuitable, OSError) as error:
+        except (ServerUnsuitable, SettingsError, OSError) as error:
             log.error("gateway.refused", reason=str(error))
             return REFUSED
         except Exception:
@@ -163,6 +169,25 @@ class GatewayProcess:
             for warning in wire.warnings:
                 log.warning("wire.warning", warning=warning)
             return wire
+
+    async def _adopt_initial_key(self, wire: GatewayWire) -> None:
+        """Makes the deployment's first key known. Waits for a server that has gone away."""
+        if self._initial_key is None:
+            return
+        keys = KeyStore(wire, self._pepper, self._clock)
+        while True:
+            try:
+                new = await keys.adopt_unless_known(
+                    self._initial_key, name=INITIAL_KEY, scopes=("inference", "admin")
+                )
+            except TransportUnavailable:
+                await asyncio.sleep(CONNECT_EVERY_S)
+                continue
+            except ValueError as error:
+                raise SettingsError([f"HEADRACE_GATEWAY_INITIAL_KEY: {error}"]) from error
+            if new:
+                log.info("gateway.initial_key_adopted")
+            return
 
     async def _serve(self, wire: GatewayWire, http: HttpServer, stopping: asyncio.Event) -> None:
         settings, metrics = self._settings, GatewayMetrics(self._registry)
@@ -239,6 +264,10 @@ class GatewayProcess:
         fresh = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}")
         fresh.write_text(json.dumps(ready))
         fresh.replace(self._ready_file)  # a reader sees the whole of it or nothing
+
+
+def _revealed(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
 
 
 async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:

@@ -18,6 +18,9 @@ from contextlib import contextmanager
 from headrace_contracts.codes import Code
 from headrace_transport import errors as transport
 
+DRAIN_RETRY_S = 1
+"""Another gateway takes the call at once; one second is the least that can be said."""
+
 
 class GatewayError(Exception):
     """Root of what an edge turns into an error answer or an error event."""
@@ -133,6 +136,18 @@ class NoEngine(ComeBackLater):
 
 class Draining(ComeBackLater):
     code = Code.DRAINING
+
+
+class HandedOver(Draining):
+    """The stream ends here and its request goes on: another gateway can take it up."""
+
+    def __init__(self, *, within_s: float) -> None:
+        """``within_s``: how long the request waits for a reader."""
+        super().__init__(
+            f"This gateway is shutting down. The request goes on: within {within_s:g} s, read on "
+            "after the last id that you have.",
+            retry_after_s=DRAIN_RETRY_S,
+        )
 
 
 class BackendUnavailable(ComeBackLater):

@@ -74,9 +74,13 @@ class GatewaySettings(Settings, env_prefix="HEADRACE_GATEWAY_"):
     lost_engine_s: float = setting(60.0, gt=0.1, le=3600, unit="seconds")
     """How long a request may be without a living engine to run it before it ends with an error."""
     drain_s: float = setting(30.0, ge=0, le=3600, unit="seconds")
-    """How long running streams may go on after SIGTERM; the rest then end with an error event."""
+    """How long running streams may go on after SIGTERM; the rest is then handed over."""
+    handover_s: float = setting(15.0, ge=0, le=3600, unit="seconds")
+    """How long a stream that outlasts `drain_s` goes on without a reader. Its last event names the
+    place where the client reads on, at any other gateway; 0: it is cancelled instead."""
     drain_notice_s: float = setting(0.0, ge=0, le=300, unit="seconds")
-    """How long connections are still accepted after SIGTERM, while load balancers take note."""
+    """How long calls are still taken after SIGTERM, while load balancers note that this process is
+    not ready. The chart sets it to what endpoints need to spread."""
     trim_age_s: float = setting(30.0, ge=0, le=3600, unit="seconds")
     """Result frames younger than this stay in the result stream, read or not."""
 
@@ -105,3 +109,6 @@ class GatewaySecrets(Secrets, env_prefix="HEADRACE_GATEWAY_"):
     pepper: SecretStr | None = None
     """Key of the HMAC under which API keys are stored, at least 16 bytes. Without it no key is
     valid, and the gateway refuses to start."""
+    initial_key: SecretStr | None = None
+    """An API key with the scopes inference and admin, which the gateway makes known when it starts.
+    One that is known already stays as it is, also when it was revoked."""

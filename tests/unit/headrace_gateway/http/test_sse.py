@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable
 
 import pytest
-from headrace_gateway.errors import BackendUnavailable
-from headrace_gateway.http.sse import MAX_CURSOR, data_event
+from headrace_gateway.errors import BackendUnavailable, HandedOver
+from headrace_gateway.http.sse import MAX_CURSOR, data_event, place_of
 from headrace_gateway.inference.calls import Call, Done, KeepAlive, UsageTotal
 from structlog.testing import capture_logs
 from support.fake_inference import KEY, MODEL, Step, words
@@ -112,6 +112,31 @@ async def test_a_failure_in_the_middle_is_an_event_and_no_done(wire: Wire, edge:
     event = await wire.chunk()
     assert json.loads(event[6:])["error"]["code"] == "backend_unavailable"
     assert await wire.chunk() == b""
+
+
+async def test_a_stream_that_is_handed_over_ends_with_the_place_to_read_on_at(
+    wire: Wire, edge: Edge
+) -> None:
+    edge.service.script = lambda _call: [words("a", "b")[0], HandedOver(within_s=15)]
+    await wire.send(post("/v1/chat/completions", {**CHAT, "stream": True}))
+    await wire.head()
+    assert b"id: 1\n" in await wire.chunk()
+    event = await wire.chunk()
+    error = json.loads(event.removeprefix(b"data: "))["error"]
+    [call] = edge.service.calls
+    assert call.resumable
+    assert error["code"] == "draining"
+    assert "within 15 s" in error["message"]
+    assert error["resume"] == {
+        "id": call.request_id,
+        "after": "1",
+        "path": f"/v1/requests/{call.request_id}/events?after=1",
+    }
+    assert await wire.chunk() == b""
+
+
+def test_a_stream_without_cursors_has_no_place_to_read_on_at() -> None:
+    assert place_of("r", "1," * MAX_CURSOR) is None
 
 
 async def test_a_fault_of_ours_in_the_middle_is_an_event_without_its_inside(

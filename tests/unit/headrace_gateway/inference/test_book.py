@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.pb.queue_pb2 import RequestRecord
-from headrace_gateway.errors import Draining, Internal
+from headrace_gateway.errors import Draining, HandedOver, Internal
 from headrace_gateway.inference.book import CLOSING_S, REMARK_S, Book
 from headrace_gateway.inference.cancels import Cancels
 from headrace_gateway.inference.inbox import Inbox
@@ -204,14 +205,32 @@ def test_an_ended_call_keeps_its_slots_until_the_engine_is_done_or_time_is_up() 
     assert desk.book.find("r") is None
 
 
-def test_drain_fails_what_is_open_and_cancels_it_unless_it_can_be_taken_up() -> None:
-    for keep in (False, True):
-        desk = Desk()
-        call = desk.open()
-        desk.book.fail_all(lambda: Draining("over"), keep=keep)
-        assert isinstance(call.sessions[0].failure, Draining)
-        assert len(desk.cancels.asked) == (0 if keep else 1)
-        assert desk.book.unsettled == 0
+@pytest.mark.parametrize(
+    ("resumable", "keep_s", "kept"), [(True, 9, 1), (True, 0, 0), (False, 9, 0)]
+)
+def test_a_drain_ends_what_is_open_and_keeps_what_can_be_taken_up(
+    resumable: bool, keep_s: float, kept: int
+) -> None:
+    desk = Desk()
+    call = desk.open()
+    call.resumable = resumable
+    assert desk.book.let_go(keep_s=keep_s) == kept
+    failure = call.sessions[0].failure
+    assert isinstance(failure, Draining)
+    assert isinstance(failure, HandedOver) == bool(kept)
+    assert failure.retry_after_s == 1
+    assert len(desk.cancels.asked) == 1 - kept
+    assert desk.book.unsettled == 0
+
+
+def test_a_drain_leaves_alone_what_has_ended() -> None:
+    desk = Desk()
+    call = desk.open()
+    call.resumable = True
+    call.sessions[0].take_finish(0, LENGTH, None, "")
+    assert desk.book.let_go(keep_s=9) == 0
+    assert call.sessions[0].failure is None
+    assert desk.cancels.asked == []
 
 
 def test_rows_that_came_before_the_call_was_entered_are_not_lost() -> None:

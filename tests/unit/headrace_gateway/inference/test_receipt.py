@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from headrace_contracts.codes import Code, FinishReason
 from headrace_contracts.pb.queue_pb2 import RequestRecord
-from headrace_gateway.errors import Conflict, EngineFailed
+from headrace_gateway.errors import Conflict, EngineFailed, HandedOver
 from headrace_gateway.inference.receipt import Receipts, outcome
 from headrace_gateway.inference.running import OpenCall
 from headrace_gateway.inference.session import Session
@@ -101,8 +101,9 @@ def test_a_failure_is_an_error_whatever_the_choices_say() -> None:
     call.sessions[0].failure = EngineFailed("gone")
     assert outcome(call) == "error"
     assert call.sessions[0].failure.code is Code.ENGINE_FAILED
-    call.sessions[0].failure = Conflict("taken up elsewhere")
-    assert outcome(call) == "moved"
+    for elsewhere in (Conflict("taken up elsewhere"), HandedOver(within_s=1)):
+        call.sessions[0].failure = elsewhere
+        assert outcome(call) == "moved"
 
 
 def test_advice_for_a_full_house_follows_how_long_calls_take() -> None:

@@ -1,14 +1,15 @@
 #!lua flags=allow-oom
--- Points a running request at another gateway and tells its owner.
+-- Points a request at another gateway. Its owner is told, if it runs; if it waits, whoever
+-- claims it will find the new gateway.
 --
 -- prelude common
 -- A  1 id  2 gateway  3 slot  4 control (Attach)  5 ms that this is the gateway's sign of life
 -- Returns {owner, attempt, expires ms} or nil when nobody runs it
 local id, gateway, slot = A[1], A[2], A[3]
 local st = read(id, 'gateway', 'slot', 'past')
-if not st or st.status ~= 'running' then return nil end
+if not st or st.status == 'finished' then return nil end
 local lease = lease_of(id)
-if not lease then return nil end
+if st.status == 'running' and not lease then return nil end
 if st.gateway ~= gateway or st.slot ~= slot then
   -- A successor also looks there for frames that the log does not hold yet.
   redis.call('HSET', state_key(id), 'gateway', gateway, 'slot', slot,
@@ -18,6 +19,7 @@ redis.call('SREM', requests_key(st.gateway), id)
 redis.call('SADD', requests_key(gateway), id)
 redis.call('SADD', K.sources, gateway)
 redis.call('ZADD', K.gateways, 'GT', int(now_ms() + tonumber(A[5])), gateway)
+if st.status ~= 'running' then return nil end
 put_lease(id, lease.owner, lease.attempt, gateway, slot, lease.n)
 redis.call('XADD', control_key(lease.owner), '*', 'control', A[4])
 redis.call('PEXPIRE', control_key(lease.owner), LOG_MS)

@@ -201,6 +201,19 @@ class KeyStore:
             parsed, name, tenant, scopes, models, band, expires_ms, max_concurrency
         )
 
+    async def adopt_unless_known(
+        self, token: str, *, name: str, scopes: Sequence[str] = ("inference",)
+    ) -> bool:
+        """Adopts a key that the server has never seen; False for one that it has, revoked or not.
+
+        Raises like ``adopt``.
+        """
+        parsed = tokens.parse_token(token.strip("\r\n").encode("utf-8", "replace"), self._pepper)
+        if parsed is not None and await self._wire.api_key(parsed.public_id) is not None:
+            return False
+        await self.adopt(token, name=name, scopes=scopes)
+        return True
+
     async def list(self) -> Sequence[ApiKey]:
         """Every key, the oldest first."""
         return sorted(await self._wire.api_keys(), key=lambda key: (key.created_ms, key.public_id))

@@ -48,6 +48,7 @@ def chat_routes(service: Inference, auth: Authenticates, settings: HttpSettings)
             cache_salt=(fields.cache_salt or "").encode(),
             deadline_s=deadline_of(request),
             traceparent=request.headers.get("traceparent", ""),
+            resumable=bool(fields.stream),
             fields=fields.chat_template_kwargs or {},
         )
         logprobs = bool(fields.logprobs)

@@ -51,6 +51,7 @@ def completion_routes(service: Inference, auth: Authenticates, settings: HttpSet
             cache_salt=(fields.cache_salt or "").encode(),
             deadline_s=deadline_of(request),
             traceparent=request.headers.get("traceparent", ""),
+            resumable=bool(fields.stream),
         )
         logprobs = fields.logprobs is not None
         manner = Manner(

@@ -6,6 +6,7 @@ ClientLeft   nobody is there to answer
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
 
@@ -98,18 +99,20 @@ def ended_badly(reason: FinishReason, code: Code | None, message: str) -> HttpEr
             return HttpError(code or Code.INTERNAL, message or "The request failed.")
 
 
-def error_body(error: HttpError) -> bytes:
-    """The JSON of an error: always valid UTF-8, whatever the message quotes."""
-    return orjson.dumps(
-        {
-            "error": {
-                "message": _printable(error.message),
-                "type": STATUS[error.code].openai_type,
-                "param": None if error.param is None else _printable(error.param),
-                "code": error.code.wire_name,
-            }
-        }
-    )
+def error_body(error: HttpError, *, resume: Mapping[str, str] | None = None) -> bytes:
+    """The JSON of an error: always valid UTF-8, whatever the message quotes.
+
+    ``resume``: where a stream goes on that this error ends here.
+    """
+    told: dict[str, object] = {
+        "message": _printable(error.message),
+        "type": STATUS[error.code].openai_type,
+        "param": None if error.param is None else _printable(error.param),
+        "code": error.code.wire_name,
+    }
+    if resume is not None:
+        told["resume"] = resume
+    return orjson.dumps({"error": told})
 
 
 def error_response(error: HttpError, *, headers: dict[str, str] | None = None) -> Response:

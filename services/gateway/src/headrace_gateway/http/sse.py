@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headrace_gateway.errors import GatewayError
+from headrace_gateway.errors import GatewayError, HandedOver
 from headrace_gateway.http.context import context_of
 from headrace_gateway.http.disconnect import while_connected
 from headrace_gateway.http.errors import (
@@ -80,6 +80,9 @@ class EventStream(Response):
         )
         try:
             await self._write_events(send)
+        except HandedOver as error:
+            place = place_of(self._running.id, self._running.cursor)
+            await _send(send, data_event(error_body(http_error(error), resume=place)))
         except (GatewayError, HttpError) as error:
             await _send(send, data_event(error_body(http_error(error))))
         # The request boundary once more: here the status is out, so the stream has to say it.
@@ -112,6 +115,14 @@ class EventStream(Response):
         return b"".join(data_event(chunk) for chunk in before) + data_event(
             last, cursor=self._running.cursor
         )
+
+
+def place_of(request: str, cursor: str) -> dict[str, str] | None:
+    """Where the client reads on, at any gateway; None where the stream told no cursors."""
+    if len(cursor) > MAX_CURSOR:
+        return None
+    path = f"/v1/requests/{request}/events?after={cursor}"
+    return {"id": request, "after": cursor, "path": path}
 
 
 def data_event(data: bytes, *, cursor: str = "") -> bytes:

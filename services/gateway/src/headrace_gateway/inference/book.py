@@ -16,7 +16,7 @@ from headrace_kit.log import get_logger
 from headrace_transport.errors import TransportUnavailable
 from headrace_transport.interface import GatewayWire
 
-from headrace_gateway.errors import Conflict, GatewayError
+from headrace_gateway.errors import DRAIN_RETRY_S, Conflict, Draining, HandedOver
 from headrace_gateway.inference.admission import DrainRate
 from headrace_gateway.inference.cancels import Cancels
 from headrace_gateway.inference.inbox import Inbox
@@ -116,21 +116,31 @@ class Book:
         self._end_sessions(call, reason, cause)
         self._settle(call)
 
-    def fail_all(self, error: Callable[[], GatewayError], *, keep: bool) -> None:
-        """Ends every open call at its readers with an error. ``keep``: its engine goes on, so
-        that another gateway can take it up.
+    def let_go(self, *, keep_s: float) -> int:
+        """Ends every open call at its readers, since this process ends. With ``keep_s``, the
+        engines go on for those that another gateway can take up; gives their number.
         """
         now = self._clock.monotonic()
+        kept = 0
         for call in self.calls:
-            if not call.ended:
-                call.cause = call.cause or "drain"
+            if call.ended:
+                continue
+            call.cause = call.cause or "drain"
+            keep = keep_s > 0 and call.resumable
+            kept += keep
             for session in call.sessions:
                 if session.ended:
                     continue
-                session.fail(error(), now)
+                session.fail(
+                    HandedOver(within_s=keep_s)
+                    if keep
+                    else Draining("This gateway is shutting down.", retry_after_s=DRAIN_RETRY_S),
+                    now,
+                )
                 if not keep:
                     self.cancel_record(session, "drain")
             self._settle(call)
+        return kept
 
     def cancel_record(
         self, session: Session, cause: str, reason: FinishReason = FinishReason.CANCELLED

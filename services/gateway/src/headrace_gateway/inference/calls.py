@@ -103,6 +103,8 @@ class Call:
     cache_salt: bytes = b""
     deadline_s: float | None = None
     """Seconds from now."""
+    resumable: bool = False
+    """Whether the edge tells its client places at which the stream can be taken up elsewhere."""
     traceparent: str = ""
     fields: Mapping[str, object] = field(default_factory=dict[str, object])
     """Extra names of the template (chat_template_kwargs)."""

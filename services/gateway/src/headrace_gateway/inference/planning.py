@@ -115,6 +115,7 @@ class Planner:
             created_ms=self._clock.wall_ms(),
             arrived=arrived,
             deadline=None if deadline_s is None else arrived + deadline_s,
+            resumable=call.resumable,
         )
         echo = [model.text.decode(p, skip_special=False) for p in prompts] if call.echo else ()
         return Plan(opened, echo)

@@ -9,7 +9,7 @@ from headrace_contracts.codes import FinishReason
 from headrace_kit.clock import Clock
 from headrace_kit.log import get_logger
 
-from headrace_gateway.errors import Conflict
+from headrace_gateway.errors import Conflict, HandedOver
 from headrace_gateway.inference.admission import RETRY_MAX_S, RETRY_MIN_S
 from headrace_gateway.inference.running import OpenCall
 from headrace_gateway.metrics import GatewayMetrics
@@ -82,7 +82,8 @@ def outcome(call: OpenCall) -> str:
     """One word for how a call ended: the worst of its choices; ``moved`` to another gateway."""
     failures = [session.failure for session in call.sessions if session.failure is not None]
     if failures:
-        return "moved" if all(isinstance(each, Conflict) for each in failures) else "error"
+        moved = all(isinstance(each, Conflict | HandedOver) for each in failures)
+        return "moved" if moved else "error"
     finishes = {choice.finish for session in call.sessions for choice in session.choices}
     for reason in (
         FinishReason.ERROR,

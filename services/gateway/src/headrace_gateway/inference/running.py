@@ -53,6 +53,7 @@ class OpenCall:
         arrived: float,
         deadline: float | None,
         resumed: bool = False,
+        resumable: bool = False,
     ) -> None:
         """``arrived`` and ``deadline`` in monotonic seconds."""
         self.id = call_id
@@ -68,6 +69,8 @@ class OpenCall:
         self.arrived = arrived
         self.deadline = deadline
         self.resumed = resumed
+        self.resumable = resumable
+        """Whether its client is told places at which another gateway can take it up."""
         self.readers: set[Running] = set()
         self.left_at: float | None = None
         """Monotonic seconds at which the last reader left before the end."""

@@ -20,6 +20,7 @@ from headrace_transport import errors as transport
 from headrace_transport.interface import GatewayWire
 
 from headrace_gateway.errors import (
+    DRAIN_RETRY_S,
     BackendUnavailable,
     Conflict,
     Draining,
@@ -69,8 +70,6 @@ LEAVE_S: Final = 0.5
 """How long saying good-bye to the server may take; else the lease lapses by itself."""
 LAST_MARKS_S: Final = 0.5
 """How long the end of a drain waits for its cancels to be on the server."""
-DRAIN_RETRY_S: Final = 1
-"""Another gateway takes the call at once; one second is the least that can be said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +111,8 @@ class InferenceService:
         self._clock = clock
         self._process = process
         self._refusing = False
+        self._keep_s = 0.0
+        """How long this process's requests outlive it."""
         self._readers = 0
         self._no_readers = asyncio.Event()
         self._no_readers.set()
@@ -157,7 +158,7 @@ class InferenceService:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Reads results and looks after requests until ``stop``; then lets go of this process's
-        lease. Beats once before it begins, so that frames find a living gateway.
+        lease, at once or when what was handed over has had its time. Beats once before it begins, so that frames find a living gateway.
         """
         async with self._tasks:
             await self._beat()
@@ -172,13 +173,13 @@ class InferenceService:
             await stop.wait()
         try:
             async with asyncio.timeout(LEAVE_S):
-                await self._wire.leave_gateway(self._process)
+                await self._wire.leave_gateway(self._process, keep_ms=int(self._keep_s * 1000))
         except (transport.TransportUnavailable, TimeoutError):
             log.info("gateway.left_silently")
 
     async def drain(self, timeout_s: float) -> None:
-        """Lets running streams end within ``timeout_s``; the rest then get an error. New calls
-        are refused from the first moment on.
+        """Lets running streams end within ``timeout_s``; the rest is handed over. New calls are
+        refused from the first moment on.
         """
         self._readiness.draining = True
         self._refusing = True
@@ -187,10 +188,11 @@ class InferenceService:
                 await self._no_readers.wait()
         except TimeoutError:
             log.warning("drain.timeout", open=self._book.unsettled, timeout_s=timeout_s)
-        self._book.fail_all(
-            lambda: Draining("This gateway is shutting down."),
-            keep=self._settings.resume_grace_s > 0,
-        )
+        keep_s = max(self._settings.handover_s, self._settings.resume_grace_s)
+        handed_over = self._book.let_go(keep_s=keep_s)
+        if handed_over:
+            self._keep_s = keep_s
+            log.info("drain.handed_over", calls=handed_over, within_s=keep_s)
         records = [session.id for call in self._book.calls for session in call.sessions]
         await self._cancels.sent(records, timeout_s=LAST_MARKS_S)
 
@@ -390,6 +392,7 @@ class InferenceService:
             arrived=now,
             deadline=None,
             resumed=True,
+            resumable=True,
         )
         for session in sessions:
             self._inbox.open(session)
