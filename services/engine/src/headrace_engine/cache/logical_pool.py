@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from headrace_contracts.prefix_key import PrefixKey
 
-from headrace_engine.cache.block import LogicalBlock, SequenceBlocks
+from headrace_engine.cache.block import CacheBlock, LogicalBlock, SequenceBlocks
 from headrace_engine.cache.cache_pool import CacheBlockPool
 from headrace_engine.cache.trie import PrefixTrie
 from headrace_engine.memory.objects import Allocation, ObjectType
@@ -49,8 +49,10 @@ class LogicalBlockPool:
     def extend(self, holder: SequenceBlocks) -> LogicalBlock:
         """Appends a new private block without memory."""
         size = self.block_tokens
-        block = LogicalBlock(len(holder.blocks) * size, size, refs=1, holders={holder: None})
-        block.slot = self.slots.create(self.block_type, block)
+        block = LogicalBlock(len(holder.blocks) * size, size)
+        block.refs = 1
+        block.holders[holder] = None
+        block.slot = CacheBlock(self.block_type, block)
         self.alive += 1
         holder.blocks.append(block)
         return block
@@ -110,9 +112,10 @@ class LogicalBlockPool:
 
     def pin(self, block: LogicalBlock, allocation: Allocation) -> None:
         """Memory arrives behind a held block."""
-        assert block.slot is not None
+        slot = block.slot
+        assert slot is not None
         assert block.holders, "memory for a block that nobody holds"
-        self.slots.attach(block.slot, allocation)
+        self.slots.attach(slot, allocation)
         block.refs += 1
         for holder in block.holders:
             holder.changed = True

@@ -110,8 +110,8 @@ class PrefixTrie:
         """
         assert not block.indexed, "indexed twice"
         assert parent.key is not None
-        assert block.offset == parent.end
-        if not all(fingerprints):
+        assert block.offset == parent.offset + parent.capacity
+        if fingerprints and not all(fingerprints):
             return False
         key = self._fold(parent.key, tokens, fingerprints)
         if key in self._nodes:

@@ -10,8 +10,10 @@ Next     headrace_engine.memory.scratch
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from typing import NamedTuple, NewType
 
 from headrace_engine.memory.pages import PageAllocator
@@ -38,6 +40,13 @@ class Allocation(NamedTuple):
     type: ObjectType
     addresses: tuple[int, ...]
     """Byte offset in the region of each piece, in the order of the type's parts."""
+
+
+_allocation: Callable[[tuple[int, ObjectType, tuple[int]]], Allocation] = partial(
+    tuple.__new__,  # pyright: ignore[reportUnknownMemberType]  # known by the annotation
+    Allocation,
+)
+"""As ``Allocation._make``, without a Python call for each."""
 
 
 def align_up(size: int, align: int) -> int:
@@ -113,13 +122,11 @@ class ObjectAllocator:
     def alloc_many(self, type: ObjectType, count: int) -> list[Allocation]:
         """``count`` simple objects, or fewer where there are not so many; as that many ``alloc``."""
         (slabs,) = self._types[type]
-        first = self._next_key
-        allocations = [
-            Allocation(key, type, (address,))
-            for key, address in enumerate(slabs.alloc_many(count), first)
-        ]
-        self._next_key += len(allocations)
-        self._live.update(zip(range(first, self._next_key), allocations, strict=True))
+        addresses = slabs.alloc_many(count)
+        keys = range(self._next_key, self._next_key + len(addresses))
+        allocations = list(map(_allocation, zip(keys, repeat(type), zip(addresses))))
+        self._next_key = keys.stop
+        self._live.update(zip(keys, allocations, strict=True))
         return allocations
 
     def free(self, allocation: Allocation) -> None:

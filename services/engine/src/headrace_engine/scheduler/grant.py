@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 from headrace_engine.cache.block import CacheBlock, LogicalBlock, Rank, SequenceBlocks
@@ -50,6 +52,13 @@ class MemoryOp(NamedTuple):
     """Taken for the block, or taken away from it."""
     granted: bool
     """False: evicted."""
+
+
+_memory_op: Callable[[tuple[LogicalBlock, Allocation, bool]], MemoryOp] = partial(
+    tuple.__new__,  # pyright: ignore[reportUnknownMemberType]  # known by the annotation
+    MemoryOp,
+)
+"""As ``MemoryOp._make``, without a Python call for each."""
 
 
 class GrantMark(NamedTuple):
@@ -112,10 +121,9 @@ class Grants:
     def take_free_many(self, blocks: Sequence[LogicalBlock]) -> int:
         """Memory for the first of these blocks, as far as some is free. Returns for how many."""
         allocations = self._trial.alloc_many(self._pool.block_type, len(blocks))
-        granted = list(zip(blocks, allocations, strict=False))
-        self.granted.update(granted)
-        self.ops += [MemoryOp(block, allocation, True) for block, allocation in granted]
-        return len(granted)
+        self.granted.update(zip(blocks, allocations, strict=False))
+        self.ops += map(_memory_op, zip(blocks, allocations, repeat(True)))
+        return len(allocations)
 
     def take_all(self, taker: Claimant, blocks: Sequence[LogicalBlock]) -> int:
         """Memory for every block, or nothing is changed. Returns how many it is short of."""

@@ -18,14 +18,13 @@ def publish_complete(
     pool: LogicalBlockPool, holder: SequenceBlocks, sequence: Sequence, written: int
 ) -> None:
     """Indexes blocks whose tokens are all known and whose KV lies below ``written``."""
-    if holder.chain is None:
-        return
-    size = pool.block_tokens
-    for i in range(holder.chained, min(written, sequence.length) // size):
-        if not holder.blocks[i].valid:
+    size, chained = pool.block_tokens, holder.chained
+    end = chained * size + size
+    while end <= written and end <= sequence.length and holder.chain is not None:
+        if not holder.blocks[chained].valid:
             return
-        if not pool.index_next(holder, as_bytes(sequence.tokens[i * size : i * size + size])):
-            return
+        pool.index_next(holder, as_bytes(sequence.tokens[end - size : end]))
+        chained, end = chained + 1, end + size
 
 
 def mark_produced(holder: SequenceBlocks, begin: int, end: int, block_tokens: int) -> None:

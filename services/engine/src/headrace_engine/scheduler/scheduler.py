@@ -221,8 +221,9 @@ class Scheduler:
         """The block of the position that is planned next; made if need be."""
         holder = self.residents.holders[sequence.number]
         last = holder.blocks[-1]
+        assert last.slot is not None
         # One that failed to get memory for it before has the block already.
-        return self.pool.extend(holder) if last.allocated else last
+        return last if last.slot.allocation is None else self.pool.extend(holder)
 
     def _grant_prefills(self, grants: Grants, decoding: int, now_s: float) -> list[Chunk]:
         """Chunks of known context: of those that run, then of those that wait, in order."""
