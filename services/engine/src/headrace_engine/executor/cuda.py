@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -28,15 +29,13 @@ from headrace_engine.executor.base import ExecutorLimits, ModelShape
 from headrace_engine.executor.cuda_sampling import CLASSES, CudaSampler, StepClass
 from headrace_engine.kernels.gpu.prefill_attention import tile_tokens
 from headrace_engine.kernels.gpu.prepare import UNIT_BYTES, Message, aligned, prepare
-from headrace_engine.model.cuda_decoder import CudaDecoder, MixedBatch
+from headrace_engine.model.cuda_decoder import FRESH_TOKENS, CudaDecoder, MixedBatch
 from headrace_engine.model.cuda_weights import CudaWeights, load_weights
 from headrace_engine.model.loader.formats import Progress
 from headrace_engine.model.opening import OpenedModel, open_model
 from headrace_engine.state.batch import BatchData, BatchOutput, ResolvedCopy
 
 _LADDER: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-_FRESH_TOKENS: Final = 256
-"""A prompt without cached context and at least this long attends by cuDNN."""
 
 
 @dataclass(slots=True)
@@ -149,6 +148,8 @@ class CudaExecutor:
         self._phases = [self._phase(words) for _ in range(limits.phases)]
         # A decode step sends only what lies before the updates' capacity is used up.
         self._decode_message = Message(rows, rows, rows)
+        size = self._decode_message.host_tokens + limits.slots
+        self._inbox = torch.zeros(size, dtype=torch.int32, device=self._device)
         self._ladder = [size for size in _LADDER if size < limits.slots] + [limits.slots]
         if self._on_gpu:
             self._stream = torch.cuda.Stream(self._device)
@@ -197,8 +198,7 @@ class CudaExecutor:
     def _submit(self, batch: BatchData) -> None:
         phase = self._phases[batch.phase]
         self._copy(batch.restores)
-        for start in batch.starts:
-            self._sampler.start(start)
+        self._sampler.start(batch.starts)
         step = self._sampler.class_of(batch)
         width = self._sampler.width_of(batch)
         updates = len(batch.table_slots)
@@ -217,13 +217,12 @@ class CudaExecutor:
         message = self._decode_message
         self._fill(phase.words, message, batch)
         used = message.host_tokens + rows
-        phase.inbox[:used].copy_(phase.host[:used], non_blocking=True)
+        # Graphs read one inbox; phases take turns in it, in stream order.
+        self._inbox[:used].copy_(phase.host[:used], non_blocking=True)
         if self._on_gpu:
-            # Graphs read one inbox; phases take turns in it, in stream order.
-            self._inbox[:used].copy_(phase.inbox[:used])
             self._graphs[size, step].replay()
         else:
-            self._decode_step(phase.inbox, size, step)
+            self._decode_step(self._inbox, size, step)
 
     def _decode_step(self, inbox: Tensor, size: int, step: StepClass) -> None:
         message = self._decode_message
@@ -240,7 +239,7 @@ class CudaExecutor:
         offsets = batch.token_offsets
         generating = batch.generating
         lengths = batch.lengths
-        fresh_rows = (batch.begins == 0) & (lengths >= _FRESH_TOKENS) & self._on_gpu
+        fresh_rows = (batch.begins == 0) & (lengths >= FRESH_TOKENS) & self._on_gpu
         single_rows = lengths == 1
         singles = offsets[:-1][single_rows]
         tiles = self._tiles(offsets, lengths, ~(fresh_rows | single_rows))
@@ -357,11 +356,34 @@ class CudaExecutor:
 
     def _warm(self) -> None:
         """Runs every kernel once in every shape class, so that nothing is compiled later."""
-        size = self._decode_message.host_tokens + self._limits.slots
-        self._inbox = torch.zeros(size, dtype=torch.int32, device=self._device)
         for rows in self._ladder:
             for step in CLASSES:
                 self._decode_step(self._inbox, rows, step)
+        self._decoder.warm_up()
+        for lengths in ((2,), (1, 96)):
+            if sum(lengths) <= self._limits.batch_tokens and len(lengths) <= self._limits.slots:
+                self._mixed(self._idle_batch(lengths), self._phases[0], CLASSES[0])
+
+    def _idle_batch(self, lengths: tuple[int, ...]) -> BatchData:
+        """Rows of the spare slot, which read block 0 and write nothing."""
+        rows, spare = len(lengths), self._limits.slots
+        nothing = np.zeros(rows, np.int32)
+        return BatchData(
+            pass_id=0,
+            phase=0,
+            generating=1,
+            slots=np.full(rows, spare, np.int32),
+            begins=nothing,
+            lengths=np.array(lengths, np.int32),
+            autoregressive=np.zeros(rows, np.bool_),
+            sample_indices=nothing[:1],
+            tokens=np.zeros(sum(lengths), np.int32),
+            token_offsets=np.array([0, *accumulate(lengths)], np.int32),
+            store_from=np.full(rows, np.iinfo(np.int32).max, np.int32),
+            table_slots=np.full(1, spare, np.int32),
+            table_indices=nothing[:1],
+            table_offsets=np.zeros(1, np.int64),
+        )
 
     def _capture(self) -> None:
         pool = torch.cuda.graph_pool_handle()

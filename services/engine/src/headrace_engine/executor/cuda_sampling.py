@@ -12,11 +12,13 @@ and whether anybody wants logprobs. In a higher class a plain row runs on neutra
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from headrace_contracts.limits import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace_engine.kernels.gpu.adjust import adjust, count
@@ -76,8 +78,45 @@ class CudaSampler:
         self._logprobs = np.full(slots, -1, np.int32)
         self._floats[:, 5] = 1.0
 
-    def start(self, start: SlotStart) -> None:
-        """Loads a slot's parameters. Copies are small and happen once a sequence and activation."""
+    def start(self, starts: Sequence[SlotStart]) -> None:
+        """Loads the parameters of slots, once a sequence and activation.
+
+        What every slot has goes in one copy a kind; what few have, slot by slot.
+        """
+        if not starts:
+            return
+        slots = self._sent(np.array([start.slot for start in starts], np.int64))
+        floats = np.zeros((len(starts), _COLUMNS), np.float32)
+        words = np.zeros((len(starts), _COLUMNS), np.int64)
+        last = np.zeros(len(starts), np.int32)
+        for row, start in enumerate(starts):
+            sampling = start.sampling
+            stops = self._start_rare(start)
+            floats[row, :6] = (
+                sampling.temperature,
+                sampling.top_p,
+                sampling.min_p,
+                sampling.presence_penalty,
+                sampling.frequency_penalty,
+                sampling.repetition_penalty,
+            )
+            seed = sampling.seed & (2**64 - 1)
+            words[row, :6] = (
+                seed - 2**64 if seed >= 2**63 else seed,
+                start.choice,
+                sampling.top_k,
+                sampling.min_new_tokens,
+                stops,
+                len(sampling.bias_ids),
+            )
+            if len(start.tokens):
+                last[row] = start.tokens[-1]
+        self._floats.index_copy_(0, slots, self._sent(floats))
+        self._words.index_copy_(0, slots, self._sent(words))
+        self.last.index_copy_(0, slots, self._sent(last))
+
+    def _start_rare(self, start: SlotStart) -> int:
+        """Bias, bans, penalties and the host's flags of a slot. Returns how many tokens stop it."""
         sampling, slot = start.sampling, start.slot
         penalized = (
             sampling.presence_penalty != 0
@@ -85,30 +124,12 @@ class CudaSampler:
             or sampling.repetition_penalty != 1
         )
         stops = sorted(sampling.stop_token_ids)[:MAX_STOP_TOKEN_IDS]
-        floats = [
-            sampling.temperature,
-            sampling.top_p,
-            sampling.min_p,
-            sampling.presence_penalty,
-            sampling.frequency_penalty,
-            sampling.repetition_penalty,
-        ]
-        seed = sampling.seed & (2**64 - 1)
-        words = [
-            seed - 2**64 if seed >= 2**63 else seed,
-            start.choice,
-            sampling.top_k,
-            sampling.min_new_tokens,
-            len(stops),
-            len(sampling.bias_ids),
-        ]
-        self._put(self._floats[slot, : len(floats)], floats)
-        self._put(self._words[slot, : len(words)], words)
-        self._put(self._bias_ids[slot, : len(sampling.bias_ids)], sampling.bias_ids)
-        self._put(self._bias_values[slot, : len(sampling.bias_ids)], sampling.bias_values)
-        self._put(self._stop_ids[slot, : len(stops)], stops)
-        if len(start.tokens):
-            self._put(self.last[slot : slot + 1], [int(start.tokens[-1])])
+        if sampling.bias_ids:
+            count = len(sampling.bias_ids)
+            self._put(self._bias_ids[slot, :count], np.array(sampling.bias_ids, np.int32))
+            self._put(self._bias_values[slot, :count], np.array(sampling.bias_values, np.float32))
+        if stops:
+            self._put(self._stop_ids[slot, : len(stops)], np.array(stops, np.int32))
         if penalized:
             prompt, generated = np.split(start.tokens, [start.prompt_tokens])
             counts = np.bincount(generated, minlength=self._vocabulary).astype(np.int16)
@@ -121,6 +142,7 @@ class CudaSampler:
             penalized or bool(sampling.bias_ids) or (sampling.min_new_tokens > 0 and bool(stops))
         )
         self._logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
+        return len(stops)
 
     def class_of(self, batch: BatchData) -> StepClass:
         """The least class that serves every generating row."""
@@ -186,10 +208,12 @@ class CudaSampler:
             self.top_logprobs[:rows].copy_(values - total)
             self.top_ids[:rows].copy_(ids)
 
-    def _put(self, target: Tensor, values: object) -> None:
-        source = torch.as_tensor(np.asarray(values), dtype=target.dtype)
-        if not source.numel():
-            return
-        if self._device.type == "cuda":
-            source = source.pin_memory()
-        target.copy_(source, non_blocking=True)
+    def _put(self, target: Tensor, values: NDArray[Any]) -> None:
+        target.copy_(self._sent(values), non_blocking=True)
+
+    def _sent(self, values: NDArray[Any]) -> Tensor:
+        """``values`` on the device, in stream order. Pinned memory goes back when it was read."""
+        source = torch.from_numpy(values)  # pyright: ignore[reportUnknownMemberType]
+        if self._device.type != "cuda":
+            return source
+        return source.pin_memory().to(self._device, non_blocking=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -27,6 +28,11 @@ from headrace_engine.kernels.gpu.swiglu import swiglu
 from headrace_engine.model.cuda_weights import CudaLayer, CudaWeights
 
 _GEMV_ROWS = 1
+FRESH_TOKENS: Final = 1024
+"""Least length of a prompt without cached context that attends by cuDNN. Shorter ones share one
+launch of our own kernel, and attention is a small part of their step."""
+_FRESH_STEP: Final = 512
+"""cuDNN makes a plan for each length, 40 ms each on an H200: lengths are rounded up to this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,11 @@ class CudaDecoder:
         self._attended = empty(tokens, config.heads * config.head_dim)
         self._gate_up = empty(tokens, 2 * config.intermediate)
         self._active = empty(tokens, config.intermediate)
+        self._fresh = torch.zeros(
+            (rounded_up(tokens) if tokens >= FRESH_TOKENS else 0, config.qkv_width),
+            dtype=self._dtype,
+            device=self._device,
+        )
         self._last = empty(rows, config.hidden)
         self.logits = empty(rows, config.vocabulary, dtype=torch.float32)
         split_rows = max(rows * splits_for(rows, config.kv_heads, self._processors), MAX_SPLITS)
@@ -107,6 +118,14 @@ class CudaDecoder:
         self._partial = empty(split_rows * config.heads * config.head_dim, dtype=torch.float32)
         self._split_weights = empty(split_rows * config.heads, dtype=torch.float32)
         self.every_row = torch.arange(rows, dtype=torch.int32, device=self._device)
+
+    def warm_up(self) -> None:
+        """Makes what the first use of each prompt length would make, on the calling thread: cuDNN's
+        plans belong to a thread."""
+        if not self._on_gpu:
+            return
+        for length in range(FRESH_TOKENS, self._fresh.shape[0] + 1, _FRESH_STEP):
+            self._attend_rounded(self._fresh[:length])
 
     def decode(self, rows: int) -> Tensor:
         """Runs one token of each of ``rows`` rows. Returns logits ``float32[rows, vocabulary]``."""
@@ -219,16 +238,30 @@ class CudaDecoder:
             self._attend_fresh(qkv[first:end], attended[first:end])
 
     def _attend_fresh(self, qkv: Tensor, attended: Tensor) -> None:
-        """Attention of a whole prompt within itself, by cuDNN: faster than ours, same operands."""
+        """Attention of a whole prompt within itself, by cuDNN: faster than ours, same operands.
+
+        It runs in a copy of rounded length. What follows the prompt there is zeros, which no token
+        of it sees; the neighbour's rows would do as well, but for a NaN among them.
+        """
+        count = qkv.shape[0]
+        length = rounded_up(count)
+        padded = self._fresh[:length]
+        padded[:count].copy_(qkv)
+        padded[count:].zero_()
+        heads = (1, count, self._config.heads, self._config.head_dim)
+        out = self._attend_rounded(padded)
+        attended.view(heads).copy_(out.transpose(1, 2)[:, :count])
+
+    def _attend_rounded(self, qkv: Tensor) -> Tensor:
+        """``[1, heads, tokens, head_dim]``: causal attention within ``qkv``."""
         config = self._config
         heads = qkv.view(1, qkv.shape[0], -1, config.head_dim).transpose(1, 2)
         ends = (config.heads, config.heads + config.kv_heads)
         query, key, value = heads[:, : ends[0]], heads[:, ends[0] : ends[1]], heads[:, ends[1] :]
         with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
-            out = torch.nn.functional.scaled_dot_product_attention(
+            return torch.nn.functional.scaled_dot_product_attention(
                 query, key, value, is_causal=True, enable_gqa=True
             )
-        attended.view(1, qkv.shape[0], config.heads, config.head_dim).copy_(out.transpose(1, 2))
 
     def _linear(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         if x.shape[0] <= _GEMV_ROWS:
@@ -249,6 +282,11 @@ class CudaDecoder:
         else:
             torch.mm(hidden.float(), output.float().t(), out=logits)
         return logits
+
+
+def rounded_up(tokens: int) -> int:
+    """The length at which a fresh prompt of ``tokens`` attends."""
+    return -(-tokens // _FRESH_STEP) * _FRESH_STEP
 
 
 def _processors(device: torch.device) -> int:
