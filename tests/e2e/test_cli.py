@@ -119,6 +119,19 @@ def test_doctor_finds_nothing_wrong_with_a_running_stack(stack: ServedStack) -> 
         assert f"gateway {url}: ready, and the stored key is accepted" in out
 
 
+def test_verify_finds_every_promise_kept(stack: ServedStack) -> None:
+    told = run(stack, "verify", "--max-tokens=16").stdout.splitlines()
+    assert [line.split(":")[0] for line in told] == [
+        "ok    keys",
+        "ok    stream and resume",
+        "ok    cancel",
+        "ok    limit",
+        "ok    gateway metrics",
+        "ok    engine metrics",
+    ]
+    assert "429, to come back in" in told[3]
+
+
 def test_bench_measures_the_served_stack(stack: ServedStack) -> None:
     sizes = ["--requests=3", "--concurrency=2", "--prompt-tokens=16", "--output-tokens=8"]
     out = run(stack, "bench", "served", *sizes).stdout

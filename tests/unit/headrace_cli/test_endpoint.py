@@ -102,3 +102,14 @@ def test_an_api_that_does_not_answer_is_told() -> None:
     with httpx.Client(transport=httpx.MockTransport(refuse), base_url="http://x") as client:
         with pytest.raises(CommandFailed, match="does not answer: refused"):
             first_model(client)
+
+
+def test_a_key_may_be_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("from-a-file\n")
+    state = StateDir(tmp_path / "none")
+    environ = {"HEADRACE_API_KEY_FILE": str(file)}
+    assert Endpoint.find("http://x", None, state, environ).key == "from-a-file"
+    assert Endpoint.find("http://x", "given", state, environ).key == "given"
+    with pytest.raises(CommandFailed, match=r"absent: No such file"):
+        Endpoint.find("http://x", None, state, {"HEADRACE_API_KEY_FILE": str(tmp_path / "absent")})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, cast
 
 import httpx
@@ -41,10 +42,11 @@ class Endpoint:
             )
         own = running is not None and base.rstrip("/") in running.urls
         stored = state.read(state.key_file.name) if own else None
-        found = key or environ.get("HEADRACE_API_KEY") or stored
+        found = key or environ.get("HEADRACE_API_KEY") or _key_file(environ) or stored
         if found is None:
             raise CommandFailed(
-                f"There is no API key for {base}.", hint="Give --api-key or set HEADRACE_API_KEY."
+                f"There is no API key for {base}.",
+                hint="Give --api-key, or set HEADRACE_API_KEY or HEADRACE_API_KEY_FILE.",
             )
         return cls(base.rstrip("/").removesuffix("/v1"), found)
 
@@ -62,6 +64,16 @@ class Endpoint:
         return httpx.AsyncClient(
             base_url=self.url, headers=self.headers, timeout=TIMEOUT, limits=limits
         )
+
+
+def _key_file(environ: Mapping[str, str]) -> str | None:
+    path = environ.get("HEADRACE_API_KEY_FILE")
+    if not path:
+        return None
+    try:
+        return Path(path).read_text().strip()
+    except OSError as error:
+        raise CommandFailed(f"HEADRACE_API_KEY_FILE: {path}: {error.strerror}.") from error
 
 
 def first_model(client: httpx.Client) -> str:

@@ -150,6 +150,34 @@ def cancel(
 
 
 @app.command()
+def verify(
+    model: Annotated[str | None, typer.Option(help="[default: the first.]")] = None,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Of the stream that is read.")] = 48,
+    engine_metrics: Annotated[
+        str | None, typer.Option(help="An engine's port, like http://127.0.0.1:9100.")
+    ] = None,
+    url: UrlOption = None,
+    api_key: KeyOption = None,
+    redis_url: RedisOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Check a deployment: keys, streams, resuming, cancelling, limits, metrics. Exit code 1 when
+    something is not as it should be."""
+    from headrace_cli import verify as command
+
+    known = redis_url or os.environ.get("HEADRACE_GATEWAY_REDIS_URL") or url is None
+    plan = command.Plan(
+        _endpoint(url, api_key, state_dir),
+        model=model,
+        max_tokens=max_tokens,
+        key_place=_place(redis_url, state_dir) if known else None,
+        engine_metrics=engine_metrics,
+    )
+    if not command.run(plan):
+        raise typer.Exit(1)
+
+
+@app.command()
 def doctor(
     http_port: Annotated[int, typer.Option(min=0, max=65_535)] = 8000,
     grpc_port: Annotated[int, typer.Option(min=0, max=65_535)] = 9000,

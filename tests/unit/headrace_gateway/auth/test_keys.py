@@ -196,6 +196,19 @@ async def test_a_chosen_key_opens_like_a_made_one_and_can_be_taken_twice(door: D
             await door.keys.adopt(wrong, name="x")
 
 
+async def test_a_key_that_comes_along_is_taken_once_and_stays_revoked(door: Door) -> None:
+    scopes = ("inference", "admin")
+    assert await door.keys.adopt_unless_known("own-key-of-a-chart\n", name="initial", scopes=scopes)
+    [key] = await door.keys.list()
+    assert key.scopes == {"inference", "admin"}
+    await door.keys.revoke(key.public_id)
+    assert not await door.keys.adopt_unless_known("own-key-of-a-chart", name="initial")
+    [key] = await door.keys.list()
+    assert key.revoked_ms is not None
+    with pytest.raises(ValueError, match="cannot be used"):
+        await door.keys.adopt_unless_known("hr_no", name="initial")
+
+
 async def test_keys_survive_the_loss_of_the_server_through_export_and_load(door: Door) -> None:
     token, key = await door.keys.create(name="a", scopes=("inference", "admin"))
     _, gone = await door.keys.create(name="b")
