@@ -10,7 +10,7 @@ Next     headrace_engine.scheduler.admit
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from headrace_engine.cache.block import Rank
@@ -79,6 +79,16 @@ class TotalOrder:
         active = [t.counter for t in self._tenants.values() if t.sequences]
         if not active or tenant.counter <= min(active):
             del self._tenants[tenant.name]
+
+    def charge_many(self, tokens: Iterable[tuple[Sequence, int]]) -> None:
+        """As many calls of ``charge``; a tenant's tokens are added up before they are weighed."""
+        sums: dict[str, int] = {}
+        for sequence, count in tokens:
+            name = sequence.request.tenant
+            sums[name] = sums.get(name, 0) + count
+        for name, total in sums.items():
+            tenant = self._tenants[name]
+            tenant.counter += total / tenant.weight
 
     def charge(self, sequence: Sequence, tokens: int) -> None:
         """Tokens were computed for it. Places do not change before the next quantum."""

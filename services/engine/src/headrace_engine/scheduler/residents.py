@@ -257,9 +257,11 @@ class Residents:
 
     def charge_decodes(self) -> None:
         """Tenants pay for what was decoded since the last quantum."""
-        for sequence in self.at(self.decoding()):
-            assert sequence.slot is not None
-            self._charge(sequence, sequence.slot)
+        slots, columns = self.decoding(), self.columns
+        planned = columns.planned[slots]
+        tokens: list[int] = (planned - columns.charged[slots]).tolist()
+        columns.charged[slots] = planned
+        self.order.charge_many(zip(self.at(slots), tokens, strict=True))
 
     def _leave_batch(self, sequence: Sequence) -> None:
         slot = sequence.slot

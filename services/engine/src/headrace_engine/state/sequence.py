@@ -148,15 +148,17 @@ class SequenceColumns:
 
     def flush_all(self, slots: NDArray[np.intp], sequences: list[Sequence]) -> None:
         """``flush`` for many: one read of the columns."""
-        known: list[int] = self.known[slots].tolist()
-        recent = self.recent[slots]
-        for sequence, row, count in zip(sequences, recent, known, strict=True):
-            length = sequence.length
-            if count <= len(sequence.tokens):
-                sequence.tokens[length:count] = row[: count - length]
+        known = self.known[slots]
+        recent, width = self._recent, self.recent.shape[1]
+        begins: list[int] = (slots * width).tolist()
+        counts: list[int] = known.tolist()
+        for sequence, at, count in zip(sequences, begins, counts, strict=True):
+            length, tokens = sequence.length, sequence.tokens
+            if count <= len(tokens):
+                tokens[length:count] = recent[at : at + count - length]
                 sequence.length = count
             else:
-                sequence.append(row[: count - length])
+                sequence.append(recent[at : at + count - length])
         self.base[slots] = known
 
     def flush(self, slot: int, sequence: Sequence) -> None:
