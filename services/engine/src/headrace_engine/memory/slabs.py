@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 from headrace_engine.memory.pages import PageAllocator
 
+NONE = -1
+"""In place of a mask, where there is no slab."""
+
 MIN_UTILIZATION = 0.95
 """A slab is doubled until its objects fill at least this share of it, or it is the largest."""
 
@@ -53,8 +56,8 @@ class SlabAllocator:
         ``_partial`` is sorted and holds exactly the slabs with a free object
     """
 
-    __slots__ = ("_free", "_full", "_order", "_page_bytes", "_pages", "_partial", "capacity",
-                 "object_bytes", "used")  # fmt: skip
+    __slots__ = ("_free", "_full", "_order", "_page_bytes", "_pages", "_partial", "_slabs",
+                 "capacity", "object_bytes", "used")  # fmt: skip
 
     def __init__(
         self, pages: PageAllocator, object_bytes: int, *, page_bytes: int, max_order: int
@@ -66,8 +69,10 @@ class SlabAllocator:
         self.capacity = (page_bytes << self._order) // object_bytes
         """Objects of one slab."""
         self._full = (1 << self.capacity) - 1
-        self._free: dict[int, int] = {}
-        """First page of each slab -> mask of its free objects."""
+        self._free = [NONE] * ((pages.pages >> self._order) + 1)
+        """By number: mask of the slab's free objects. A list, since a dictionary that grows with a
+        pool stops everything when it grows."""
+        self._slabs = 0
         self._partial: list[int] = []
         self.used = 0
 
@@ -75,17 +80,18 @@ class SlabAllocator:
         """Address of an object from the lowest slab that has one, or None."""
         if self._partial:
             slab = self._partial[0]
-            mask = self._free[slab]
+            mask = self._free[slab >> self._order]
         else:
             run = self._pages.alloc(self._order)
             if run is None:
                 return None
             slab, mask = run, self._full
+            self._slabs += 1
             if self.capacity > 1:
                 insort(self._partial, slab)
         lowest = mask & -mask
         mask ^= lowest
-        self._free[slab] = mask
+        self._free[slab >> self._order] = mask
         if not mask and self.capacity > 1:
             self._drop_partial(slab)
         self.used += 1
@@ -98,37 +104,41 @@ class SlabAllocator:
             return [address for address in found if address is not None]
         # A slab of one object is a page: none of them is ever in part free.
         slabs = self._pages.alloc_pages(count)
-        self._free.update(dict.fromkeys(slabs, 0))
+        for slab in slabs:
+            self._free[slab] = 0
         self.used += len(slabs)
+        self._slabs += len(slabs)
         return [slab * self._page_bytes for slab in slabs]
 
     def free(self, address: int) -> None:
         """Takes an object back; an empty slab returns to the pages at once."""
         slab, bit = self._locate(address)
-        mask = self._free[slab]
+        mask = self._free[slab >> self._order]
         assert not mask & bit, "object freed twice"
         self.used -= 1
         if mask | bit == self._full:
             if mask:
                 self._drop_partial(slab)
-            del self._free[slab]
+            self._free[slab >> self._order] = NONE
+            self._slabs -= 1
             self._pages.free(slab, self._order)
             return
         if not mask:
             insort(self._partial, slab)
-        self._free[slab] = mask | bit
+        self._free[slab >> self._order] = mask | bit
 
     def claim(self, address: int) -> None:
         """Takes exactly this object, which must be free: the inverse of ``free``."""
         start = address // self._page_bytes >> self._order << self._order
-        if start not in self._free:
+        if self._free[start >> self._order] == NONE:
             self._pages.claim(start, self._order)
-            self._free[start] = self._full
+            self._free[start >> self._order] = self._full
+            self._slabs += 1
             insort(self._partial, start)
         slab, bit = self._locate(address)
-        mask = self._free[slab]
+        mask = self._free[slab >> self._order]
         assert mask & bit, "claimed an object that is not free"
-        self._free[slab] = mask ^ bit
+        self._free[slab >> self._order] = mask ^ bit
         self.used += 1
         if not mask ^ bit:
             self._drop_partial(slab)
@@ -139,18 +149,18 @@ class SlabAllocator:
             object_bytes=self.object_bytes,
             slab_bytes=self._page_bytes << self._order,
             capacity=self.capacity,
-            full=len(self._free) - len(self._partial),
+            full=self._slabs - len(self._partial),
             partial=len(self._partial),
             used=self.used,
         )
 
     def slab_pages(self) -> int:
         """Pages this class holds."""
-        return len(self._free) << self._order
+        return self._slabs << self._order
 
     def available(self) -> int:
         """Upper bound of the objects that could be taken now; exact for slabs of one page."""
-        held = len(self._free) * self.capacity - self.used
+        held = self._slabs * self.capacity - self.used
         return held + self.fits(self._pages.free_pages)
 
     def fits(self, pages: int) -> int:
@@ -159,7 +169,7 @@ class SlabAllocator:
 
     def _locate(self, address: int) -> tuple[int, int]:
         slab = address // self._page_bytes >> self._order << self._order
-        assert slab in self._free, "address of no slab"
+        assert self._free[slab >> self._order] != NONE, "address of no slab"
         index, rest = divmod(address - slab * self._page_bytes, self.object_bytes)
         assert rest == 0, "address inside an object"
         return slab, 1 << index
