@@ -1,4 +1,4 @@
-"""The seam to redis-py: every answer of a server becomes a reply or one of our errors."""
+"""The seam to the server: every answer of a server becomes a reply or one of our errors."""
 
 from __future__ import annotations
 

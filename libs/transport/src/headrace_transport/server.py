@@ -1,21 +1,22 @@
-"""The one seam to redis-py: commands, scripts and blocking reads, each with a deadline.
+"""The one seam to the server: commands, scripts and blocking reads, each with a deadline.
 
-Replies are raw (RESP 2, bytes). Every error of the library becomes one of ours here.
+Replies are raw (RESP 2, bytes). Every error, the server's or redis-py's, becomes one of ours here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import Protocol, cast
+from typing import cast
 
 from redis import exceptions
 from redis.asyncio import connection as redis_connection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from headrace_transport.channel import Answer, Channel, ErrorReply, Handshake
 from headrace_transport.errors import (
     AccessDenied,
     CommandFailed,
@@ -27,31 +28,13 @@ from headrace_transport.options import WireOptions
 from headrace_transport.replies import Argument, Reply
 from headrace_transport.scripting import model_arguments, model_keys, script
 
-_NO_SCRIPT = exceptions.NoScriptError
-_FOR_NOW_TYPES = (
-    exceptions.ReadOnlyError,
-    exceptions.OutOfMemoryError,
-    exceptions.ClusterDownError,
-    exceptions.TryAgainError,
+_NO_SCRIPT = "NOSCRIPT"
+_FOR_NOW = (
+    *("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "OOM", "MISCONF"),
+    *("NOREPLICAS", "BUSY", "UNBLOCKED", "UNKILLABLE", "ERR max number of clients"),
 )
-_FOR_NOW_CODES = ("MISCONF", "NOREPLICAS", "BUSY", "UNBLOCKED", "UNKILLABLE", "READONLY", "OOM")
-"""Error replies that time or an operator mends: the caller comes back later."""
-
-
-class _Connection(Protocol):
-    """What we use of a redis-py connection, typed."""
-
-    async def connect(self) -> None: ...
-
-    async def disconnect(self, nowait: bool = False) -> None: ...
-
-    async def send_packed_command(
-        self, command: Iterable[bytes], check_health: bool = True
-    ) -> None: ...
-
-    async def read_response(self, *, disable_decoding: bool, timeout: float) -> Reply: ...
-
-    def pack_commands(self, commands: Iterable[Iterable[Argument]]) -> list[bytes]: ...
+"""How error replies begin that time or an operator mends: the caller comes back later."""
+_DENIED = ("NOPERM", "NOAUTH", "WRONGPASS")
 
 
 class Server:
@@ -66,7 +49,7 @@ class Server:
                 f"redis_url is not understood: {error}", "write redis://host:port/db"
             ) from error
         self._make = cast(
-            "Callable[..., _Connection]",
+            "Callable[..., Handshake]",
             parsed.pop("connection_class", redis_connection.Connection),
         )
         if password is not None:
@@ -107,7 +90,7 @@ class Server:
         tails = [(len(keys), *keys, *arguments) for keys, arguments in calls]
         replies = await self._exchange([("EVALSHA", found.sha, *tail) for tail in tails])
         # safe to send again: NOSCRIPT says that nothing ran
-        unknown = [i for i, each in enumerate(replies) if isinstance(each, _NO_SCRIPT)]
+        unknown = [i for i, each in enumerate(replies) if _code(each) == _NO_SCRIPT]
         if unknown:
             again = await self._exchange([("EVAL", found.text, *tails[i]) for i in unknown])
             for i, reply in zip(unknown, again, strict=True):
@@ -125,12 +108,12 @@ class Server:
         if self._closed:
             raise TransportUnavailable("the wire is closed")
         if reader not in self._readers:
-            self._readers[reader] = (asyncio.Lock(), self._connection())
+            self._readers[reader] = (asyncio.Lock(), _Connection())
         lock, connection = self._readers[reader]
         deadline_s = block_ms / 1000 + self.options.op_timeout_s
         async with lock:
-            replies = await self._talk(connection, [arguments], deadline_s)
-        return self._checked(replies)[0]
+            answers = await self._talk(connection, [arguments], deadline_s)
+        return self._checked(answers)[0]
 
     async def close(self) -> None:
         """Closes every connection. Commands in flight fail as unavailable."""
@@ -139,38 +122,46 @@ class Server:
         self._idle.clear()
         self._readers.clear()
         for connection in connections:
+            if connection.channel is None:
+                continue
             try:
                 async with asyncio.timeout(self.options.op_timeout_s):
-                    await connection.disconnect()
+                    await connection.channel.close()
             except TimeoutError:
-                await connection.disconnect(nowait=True)
+                connection.drop()
 
-    async def _exchange(
-        self, commands: Sequence[Sequence[Argument]]
-    ) -> list[Reply | exceptions.ResponseError]:
+    async def _exchange(self, commands: Sequence[Sequence[Argument]]) -> list[Answer]:
         if self._closed:
             raise TransportUnavailable("the wire is closed")
-        try:
-            async with asyncio.timeout(self.options.op_timeout_s):
-                await self._slots.acquire()
-        except TimeoutError:
-            raise TransportUnavailable("all connections to the server are busy") from None
-        connection = self._idle.pop() if self._idle else self._connection()
+        if self._slots.locked():
+            try:
+                async with asyncio.timeout(self.options.op_timeout_s):
+                    await self._slots.acquire()
+            except TimeoutError:
+                raise TransportUnavailable("all connections to the server are busy") from None
+        else:
+            await self._slots.acquire()  # does not wait
+        connection = self._idle.pop() if self._idle else _Connection()
         try:
             return await self._talk(connection, commands, self.options.op_timeout_s)
         finally:
-            # a broken one was disconnected, and connects again on its next use
+            # a broken one was dropped, and connects again on its next use
             self._idle.append(connection)
             self._slots.release()
 
     async def _talk(
         self, connection: _Connection, commands: Sequence[Sequence[Argument]], deadline_s: float
-    ) -> list[Reply | exceptions.ResponseError]:
-        """One exchange. Afterwards the connection is in step with the server, or disconnected."""
+    ) -> list[Answer]:
+        """One exchange. Afterwards the connection is in step with the server, or dropped."""
         finished = False
         try:
-            async with asyncio.timeout(deadline_s):
-                replies = await _exchange(connection, commands)
+            channel = connection.channel
+            if channel is None or not channel.is_open:
+                began_s = time.monotonic()
+                async with asyncio.timeout(deadline_s):
+                    channel = connection.channel = await Channel.open(self._handshake())
+                deadline_s -= time.monotonic() - began_s
+            answers = await channel.exchange(commands, deadline_s)
             finished = True
         except exceptions.AuthenticationError as error:
             raise AccessDenied(f"the server refused the password: {error}") from error
@@ -178,25 +169,25 @@ class Server:
             self._failed_s = time.monotonic()
             # What broke this connection has most likely broken those that lie idle.
             for other in self._idle:
-                await other.disconnect(nowait=True)
+                other.drop()
             raise TransportUnavailable(str(error) or "no answer from the server in time") from error
         finally:
             if not finished or self._closed:
-                await connection.disconnect(nowait=True)
-        return replies
+                connection.drop()
+        return answers
 
-    def _checked(self, replies: Sequence[Reply | exceptions.ResponseError]) -> list[Reply]:
+    def _checked(self, answers: Sequence[Answer]) -> list[Reply]:
         checked: list[Reply] = []
-        for reply in replies:
-            if isinstance(reply, exceptions.ResponseError):
-                error = _translated(reply)
+        for answer in answers:
+            if isinstance(answer, ErrorReply):
+                error = _translated(answer)
                 if isinstance(error, TransportUnavailable):
                     self._failed_s = time.monotonic()
-                raise error from reply
-            checked.append(reply)
+                raise error from answer
+            checked.append(answer)
         return checked
 
-    def _connection(self) -> _Connection:
+    def _handshake(self) -> Handshake:
         return self._make(
             **self._arguments,
             protocol=2,
@@ -207,26 +198,26 @@ class Server:
         )
 
 
-async def _exchange(
-    connection: _Connection, commands: Sequence[Sequence[Argument]]
-) -> list[Reply | exceptions.ResponseError]:
-    await connection.connect()
-    await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-    replies: list[Reply | exceptions.ResponseError] = []
-    for _ in commands:
-        try:
-            # the deadline is ours, around the whole exchange
-            reply = await connection.read_response(disable_decoding=True, timeout=inf)
-            replies.append(reply)
-        except exceptions.ResponseError as error:
-            replies.append(error)
-    return replies
+class _Connection:
+    """A channel that is opened when it is needed."""
+
+    def __init__(self) -> None:
+        self.channel: Channel | None = None
+
+    def drop(self) -> None:
+        """Closes at once; the next exchange has to connect again."""
+        if self.channel is not None:
+            self.channel.drop()
+            self.channel = None
 
 
-def _translated(error: exceptions.ResponseError) -> TransportError:
-    text = str(error)
-    if isinstance(error, exceptions.NoPermissionError):
-        return AccessDenied(text)
-    if isinstance(error, _FOR_NOW_TYPES) or text.startswith(_FOR_NOW_CODES):
-        return TransportUnavailable(text)
-    return CommandFailed(text)
+def _code(answer: Answer) -> str:
+    return answer.code if isinstance(answer, ErrorReply) else ""
+
+
+def _translated(error: ErrorReply) -> TransportError:
+    if error.code in _DENIED:
+        return AccessDenied(error.text)
+    if str(error).startswith(_FOR_NOW):
+        return TransportUnavailable(error.text)
+    return CommandFailed(error.text)
