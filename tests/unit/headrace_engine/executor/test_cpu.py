@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from headrace_engine.default_model import DEFAULT_MODEL
+from headrace_engine.errors import ModelRejected
 from headrace_engine.executor import cpu
 from headrace_engine.executor.cpu import CpuExecutor, available_cores
 from headrace_engine.kernels.build import NativeUnavailable
@@ -185,6 +186,12 @@ def test_without_a_compiler_the_twin_runs_and_says_so_once(
     assert twin.describe()["kernels"] == "torch"
     with pytest.raises(NativeUnavailable):
         CpuExecutor.load(path, threads=1, kernels="native")
+    with (
+        monkeypatch.context() as without_torch,
+        pytest.raises(ModelRejected, match="compiler.*torch"),
+    ):
+        without_torch.setattr(cpu, "find_spec", {"torch": None}.get)
+        CpuExecutor.load(path, threads=1)
     prompts = [[5, 6, 7], list(range(40))]
     assert Driver(native).generate(prompts, 8) == Driver(twin).generate(prompts, 8)
     native.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,12 @@ from pathlib import Path
 
 import pytest
 from headrace_engine.kernels import build
-from headrace_engine.kernels.build import NativeUnavailable, built_library, default_cache_dir
+from headrace_engine.kernels.build import (
+    Level,
+    NativeUnavailable,
+    built_library,
+    default_cache_dir,
+)
 
 
 @pytest.fixture
@@ -67,6 +73,43 @@ def test_the_cache_lies_in_the_users_own(monkeypatch: pytest.MonkeyPatch) -> Non
     assert default_cache_dir() == Path("/xdg/headrace")
 
 
+@pytest.mark.usefixtures("compiler")
+def test_the_best_portable_library_that_the_processor_can_run_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_PREBUILT", tmp_path / "prebuilt")
+    levels = (
+        Level("best", ("-march=best",), frozenset({"avx2", "avx512f"})),
+        Level("good", ("-march=good",), frozenset({"avx2"})),
+        Level("any", ("-march=any",), frozenset()),
+    )
+    monkeypatch.setattr(build, "LEVELS", {platform.machine(): levels})
+    assert build.prebuilt_library() is None
+    made = build.build_portable()
+    for abilities, expected in (("avx512f avx2", "best"), ("sse avx2", "good"), ("sse", "any")):
+        monkeypatch.setattr(build, "_processor", lambda words=abilities: f"flags : {words}")
+        found = build.prebuilt_library()
+        assert found in made
+        assert found is not None
+        assert f"cpu-{expected}-" in found.name
+        assert built_library(tmp_path / "cache") == found
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_portable_library_of_other_sources_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_PREBUILT", tmp_path / "prebuilt")
+    build.build_portable()
+    assert build.prebuilt_library() is not None
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "decoder.cpp").write_text("// newer\n")
+    monkeypatch.setattr(build, "_SOURCES", sources)
+    assert build.prebuilt_library() is None
+
+
 def test_run_as_a_module_it_prints_the_path() -> None:
     if shutil.which("c++") is None and shutil.which("g++") is None:
         pytest.skip("needs a C++ compiler")
@@ -87,4 +130,4 @@ def test_run_as_a_module_it_compiles_where_the_engine_will_look(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HEADRACE_ENGINE_CACHE_DIR", str(tmp_path / "file"))
     with pytest.raises(NativeUnavailable, match=f"{tmp_path}/file/kernels cannot be written"):
-        build.main()
+        build.main([])

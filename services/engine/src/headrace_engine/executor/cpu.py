@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,7 @@ import numpy as np
 from headrace_kit.log import get_logger
 from numpy.typing import NDArray
 
+from headrace_engine.errors import ModelRejected
 from headrace_engine.executor.arena import allocate_region
 from headrace_engine.executor.base import ExecutorLimits, ModelShape
 from headrace_engine.executor.copies import run_copies
@@ -119,6 +121,10 @@ class CpuExecutor:
         """See Executor."""
         return self._layout(block_tokens).block_bytes
 
+    def cache_room(self, limits: ExecutorLimits, share: float) -> int | None:
+        """See Executor: host memory is not bounded here."""
+        return None
+
     def start(self, limits: ExecutorLimits) -> None:
         """See Executor."""
         self._region: NDArray[np.uint8] = allocate_region(limits.region_bytes)
@@ -186,6 +192,11 @@ def make_decoder(
         except NativeUnavailable as error:
             if kernels == "native":
                 raise
+            if find_spec("torch") is None:  # as in the CPU image
+                raise ModelRejected(
+                    f"the native kernels cannot be used: {error}; "
+                    "and torch, which could do without them, is not installed"
+                ) from error
             _log.warning(
                 "kernels.native_unavailable",
                 reason=str(error),
