@@ -24,6 +24,7 @@ from headrace_gateway.inference.calls import (
     TokenInfo,
     UsageTotal,
 )
+from headrace_kit.traces import NO_SPAN, Span
 
 KEY = "hr-test-key-0123456789"
 MODEL = "small/model"
@@ -137,7 +138,9 @@ class FakeInference:
         self.calls.append(call)
         return self._run(call.request_id, self.script(call))
 
-    async def resume(self, request_id: str, after: str, caller: Caller) -> FakeRunning:
+    async def resume(
+        self, request_id: str, after: str, caller: Caller, *, span: Span = NO_SPAN
+    ) -> FakeRunning:
         await self.request(request_id, caller)
         self.resumed.append((request_id, after))
         return self._run(request_id, [*words("rest"), Done(UsageTotal(3, 2, 1))])

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from headrace_gateway.http.api import build_api
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_kit.metrics import Registry
+from headrace_kit.traces import Tracing
 from support.clock import FakeClock
 from support.fake_inference import (
     KEY,
@@ -37,6 +38,8 @@ class Edge:
         default_factory=lambda: GatewayMetrics(Registry(service="gateway"))
     )
 
+    tracing: Tracing = field(default_factory=Tracing)
+
     def build(self) -> FastAPI:
         return build_api(
             service=self.service,
@@ -45,6 +48,7 @@ class Edge:
             metrics=self.metrics,
             readiness=self.readiness,
             clock=self.clock,
+            tracing=self.tracing,
         )
 
     def client(self, *, key: str | None = KEY, app: FastAPI | None = None) -> httpx.AsyncClient:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Generator
 from concurrent import futures
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
 from opentelemetry.proto.collector.metrics.v1 import (
@@ -36,6 +37,15 @@ class OtlpReceiver(
     def all_spans(self) -> list[trace_pb2.Span]:
         """Every span that arrived."""
         return [span for part in self.spans for scope in part.scope_spans for span in scope.spans]
+
+    def wait_for_spans(self, *names: str, timeout_s: float = 40.0) -> list[trace_pb2.Span]:
+        """Every span, once there is one of each name; fails the test when they do not come."""
+        with self._arrived:
+            found = self._arrived.wait_for(
+                lambda: {span.name for span in self.all_spans()} >= set(names), timeout_s
+            )
+            assert found, sorted(span.name for span in self.all_spans())
+            return self.all_spans()
 
     def wait_for_pushes(self, count: int, timeout_s: float = 20.0) -> None:
         """Returns after ``count`` pushes of metrics in all; fails the test when they do not come."""
@@ -69,3 +79,17 @@ def otlp_receiver() -> Generator[OtlpReceiver]:
         yield receiver
     finally:
         server.stop(grace=0.2).wait()
+
+
+def attributes(span: trace_pb2.Span) -> dict[str, Any]:
+    """Of a span, by name; an array is a list of strings."""
+    read: dict[str, Any] = {}
+    for item in span.attributes:
+        kind = item.value.WhichOneof("value")
+        assert kind is not None
+        read[item.key] = (
+            [each.string_value for each in item.value.array_value.values]
+            if kind == "array_value"
+            else getattr(item.value, kind)
+        )
+    return read

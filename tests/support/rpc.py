@@ -14,6 +14,7 @@ from headrace_contracts.pb.inference_pb2_grpc import InferenceStub
 from headrace_gateway.auth.keys import Authenticator, KeyStore
 from headrace_gateway.rpc.server import RpcServer
 from headrace_kit.clock import SystemClock
+from headrace_kit.traces import Tracing
 from headrace_transport.memory import MemoryGatewayWire
 from support.wire import MODEL, Gateway, Stack
 
@@ -44,7 +45,7 @@ class Served:
 
 
 @asynccontextmanager
-async def served(**settings: Any) -> AsyncGenerator[Served]:
+async def served(tracing: Tracing | None = None, **settings: Any) -> AsyncGenerator[Served]:
     """The server, started and stopped."""
     stack = Stack()
     gateway = stack.gateway(grpc_port=0, **settings)
@@ -53,7 +54,9 @@ async def served(**settings: Any) -> AsyncGenerator[Served]:
     auth = Authenticator(wire, PEPPER, SystemClock(), cache_s=0)
     async with gateway.running() as service:
         await stack.engine.appear()
-        rpc = RpcServer(service, auth, gateway.metrics, gateway.readiness, gateway.settings)
+        rpc = RpcServer(
+            service, auth, gateway.metrics, gateway.readiness, gateway.settings, tracing
+        )
         await rpc.start()
         it = Served(stack, gateway, rpc, token)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_kit.metrics import Registry
+from headrace_kit.otlp import metrics_data
 
 
 def test_latency_buckets_reach_from_10_ms_to_10_minutes() -> None:
@@ -45,3 +46,25 @@ def test_times_have_the_names_of_the_conventions_over_otlp() -> None:
         "headrace_gateway_time_per_output_token_seconds": "gen_ai.server.time_per_output_token",
         "headrace_gateway_request_seconds": "gen_ai.server.request.duration",
     }
+
+
+def test_times_of_chats_and_of_completions_are_told_apart_over_otlp() -> None:
+    registry = Registry("gateway")
+    metrics = GatewayMetrics(registry)
+    metrics.request_time.labels("m", "chat").observe(1)
+    metrics.request_time.labels("m", "text_completion").observe(2)
+    pushed = {
+        metric.name: metric
+        for resource in metrics_data(registry, 0).resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+    points = pushed["gen_ai.server.request.duration"].data.data_points
+    assert [dict(point.attributes or {}) for point in points] == [
+        {
+            "gen_ai.provider.name": "headrace",
+            "gen_ai.request.model": "m",
+            "gen_ai.operation.name": operation,
+        }
+        for operation in ("chat", "text_completion")
+    ]

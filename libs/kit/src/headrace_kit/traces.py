@@ -20,6 +20,7 @@ Value = str | bool | int | float | Sequence[str]
 Kind = Literal["server", "consumer", "internal"]
 """Answers a caller; works off what came through a queue; a part of either."""
 
+EXPORT_EVERY_S: Final = 1.0
 EXPORT_TIMEOUT_S: Final = 5.0
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _INVALID: Final = re.compile(r"ff-.*|..-0{32}-.*|.{36}0{16}-..")
@@ -171,7 +172,9 @@ class Tracing:
             insecure=not endpoint.startswith("https://"),
             timeout=EXPORT_TIMEOUT_S,
         )
-        provider.add_span_processor(BatchSpanProcessor(exporter))
+        provider.add_span_processor(
+            BatchSpanProcessor(exporter, schedule_delay_millis=EXPORT_EVERY_S * 1000)
+        )
         return cls(provider, ids)
 
     @property

@@ -22,6 +22,7 @@ from headrace_kit.lifecycle import install_signals
 from headrace_kit.log import configure_logging, get_logger
 from headrace_kit.metrics import Registry
 from headrace_kit.settings import load_report, load_secrets
+from headrace_kit.traces import Tracing
 from headrace_transport.connection import connect_gateway
 from headrace_transport.errors import ServerUnsuitable, TransportUnavailable
 from headrace_transport.interface import GatewayWire
@@ -211,10 +212,21 @@ class GatewayProcess:
             process=self._process,
         )
         auth = Authenticator(wire, self._pepper, self._clock, cache_s=settings.key_cache_s)
-        api = build_api(
-            service=service, auth=auth, settings=settings, metrics=metrics, readiness=readiness
+        tracing = Tracing.start(
+            "gateway",
+            settings.otlp_endpoint,
+            ratio=settings.trace_ratio,
+            instance=self._process,
         )
-        rpc = RpcServer(service, auth, metrics, readiness, settings)
+        api = build_api(
+            service=service,
+            auth=auth,
+            settings=settings,
+            metrics=metrics,
+            readiness=readiness,
+            tracing=tracing,
+        )
+        rpc = RpcServer(service, auth, metrics, readiness, settings, tracing)
         if settings.otlp_endpoint is not None:
             self._registry.start_otlp(settings.otlp_endpoint, settings.otlp_interval_s)
         over = asyncio.Event()
@@ -239,7 +251,9 @@ class GatewayProcess:
                 async with asyncio.timeout(LEAVE_S):
                     await wire.close()
             threads.shutdown(wait=False, cancel_futures=True)
-            await asyncio.to_thread(self._registry.close)
+            await asyncio.gather(
+                asyncio.to_thread(self._registry.close), asyncio.to_thread(tracing.close)
+            )
 
     async def _drain(self, service: InferenceService, readiness: Readiness, rpc: RpcServer) -> None:
         """Not ready at once; then no new calls; then the streams end, or are ended."""

@@ -24,7 +24,7 @@ class GatewayMetrics:
 
     An accepted request is counted in ``started`` once, in ``finished`` once, and in between in
     the gauge ``open``: ``started = sum(finished) + open``. Tokens of cancelled requests count
-    like those of the others.
+    like those of the others. ``operation`` is ``chat`` or ``text_completion``.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -77,21 +77,21 @@ class GatewayMetrics:
             "headrace_gateway_time_to_first_token_seconds",
             "From the arrival of a call to its first token.",
             buckets=REQUEST_BUCKETS,
-            labels=("model",),
+            labels=("model", "operation"),
             otlp=_gen_ai("time_to_first_token"),
         )
         self.token_gap = registry.histogram(
             "headrace_gateway_time_per_output_token_seconds",
             "Mean time between a choice's tokens after the first, one observation per choice.",
             buckets=TOKEN_BUCKETS,
-            labels=("model",),
+            labels=("model", "operation"),
             otlp=_gen_ai("time_per_output_token"),
         )
         self.request_time = registry.histogram(
             "headrace_gateway_request_seconds",
             "From the arrival of a call to its end.",
             buckets=REQUEST_BUCKETS,
-            labels=("model",),
+            labels=("model", "operation"),
             otlp=_gen_ai("request.duration"),
         )
         self.cancels = registry.counter(
@@ -146,11 +146,8 @@ def _gen_ai(what: str) -> OtlpName:
     return OtlpName(
         f"gen_ai.server.{what}",
         unit="s",
-        labels={"model": "gen_ai.request.model"},
-        attributes={
-            "gen_ai.operation.name": "generate_content",
-            "gen_ai.provider.name": "headrace",
-        },
+        labels={"model": "gen_ai.request.model", "operation": "gen_ai.operation.name"},
+        attributes={"gen_ai.provider.name": "headrace"},
     )
 
 

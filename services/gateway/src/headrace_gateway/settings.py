@@ -96,9 +96,12 @@ class GatewaySettings(Settings, env_prefix="HEADRACE_GATEWAY_"):
     log_format: Format = setting("json")
     """Form of log lines."""
     otlp_endpoint: str | None = setting(None)
-    """Where metrics go over OTLP/gRPC, e.g. http://127.0.0.1:4317; unset: nowhere."""
+    """Where metrics and traces go over OTLP/gRPC, e.g. http://127.0.0.1:4317; unset: nowhere."""
     otlp_interval_s: float = setting(15.0, gt=0.1, le=3600, unit="seconds")
     """Time between two pushes of metrics."""
+    trace_ratio: float = setting(1.0, ge=0, le=1)
+    """Share of the calls that come without a trace which are recorded as one. A caller's own
+    decision comes first. 0 records none at all."""
 
 
 class GatewaySecrets(Secrets, env_prefix="HEADRACE_GATEWAY_"):

@@ -18,7 +18,7 @@ from headrace_kit.traces import Tracing
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from support.clock import FakeClock
 from support.held import make_held
-from support.otlp import OtlpReceiver, otlp_receiver
+from support.otlp import OtlpReceiver, attributes, otlp_receiver
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -60,18 +60,6 @@ def bench() -> Generator[SpanBench]:
     """Started and stopped."""
     with otlp_receiver() as receiver:
         yield SpanBench(receiver)
-
-
-def attributes(span: Span) -> dict[str, Any]:
-    """By name."""
-    read: dict[str, Any] = {}
-    for item in span.attributes:
-        kind = item.value.WhichOneof("value")
-        value: Any = getattr(item.value, str(kind))
-        read[item.key] = (
-            [each.string_value for each in value.values] if kind == "array_value" else value
-        )
-    return read
 
 
 def test_parts_follow_each_other_from_the_claim_and_lie_below_the_process() -> None:

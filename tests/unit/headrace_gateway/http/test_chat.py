@@ -213,7 +213,7 @@ async def test_fields_reach_the_service(edge: Edge, client: httpx.AsyncClient) -
     assert call.sampling.ignore_eos
     assert call.sampling.include_stop
     assert (call.cache_salt, call.fields) == (b"s", {"thinking": True})
-    assert (call.deadline_s, call.traceparent) == (1.5, trace)
+    assert (call.deadline_s, call.span.traceparent) == (1.5, trace)
 
 
 async def test_null_is_the_same_as_absent(edge: Edge, client: httpx.AsyncClient) -> None:

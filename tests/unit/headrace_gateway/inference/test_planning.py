@@ -21,6 +21,7 @@ from headrace_gateway.inference.planning import Plan, Planner
 from headrace_gateway.inference.resume import EdgeNote
 from headrace_gateway.settings import GatewaySettings
 from headrace_gateway.text.pipeline import TextPipeline
+from headrace_kit.traces import NoSpan
 from headrace_transport.memory import MemoryGatewayWire
 from support.clock import FakeClock
 from support.wire import CALLER, END, Stack, call, toy_ids
@@ -142,5 +143,5 @@ async def test_a_trace_context_goes_on_only_when_it_is_one() -> None:
     good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     odd = ("", "00-xyz", "00-" + "A" * 32 + "-" + "b" * 16 + "-01", "x" * 9999, good + "\n")
     for given, goes_on in ((good, good), *((each, "") for each in odd)):
-        plan = await Desk().plan(call("x", traceparent=given))
+        plan = await Desk().plan(call("x", span=NoSpan(given)))
         assert plan.call.sessions[0].record.traceparent == goes_on

@@ -65,10 +65,10 @@ def test_times_and_tokens_of_a_call() -> None:
         'prompt_tokens_total{model="toy"} 5.0',
         'completion_tokens_total{model="toy"} 6.0',
         'cached_tokens_total{model="toy"} 4.0',
-        'time_to_first_token_seconds_sum{model="toy"} 1.0',
-        'time_per_output_token_seconds_sum{model="toy"} 2.0',
-        'time_per_output_token_seconds_count{model="toy"} 2.0',
-        'request_seconds_sum{model="toy"} 4.0',
+        'time_to_first_token_seconds_sum{model="toy",operation="chat"} 1.0',
+        'time_per_output_token_seconds_sum{model="toy",operation="chat"} 2.0',
+        'time_per_output_token_seconds_count{model="toy",operation="chat"} 2.0',
+        'request_seconds_sum{model="toy",operation="chat"} 4.0',
     ):
         assert f"headrace_gateway_{line}" in text
 

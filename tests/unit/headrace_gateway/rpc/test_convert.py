@@ -14,12 +14,13 @@ from headrace_gateway.errors import (
 )
 from headrace_gateway.inference.calls import Call, Delta, TokenInfo, TopToken, UsageTotal
 from headrace_gateway.rpc.convert import call_of, event_of, usage_of
+from headrace_kit.traces import NO_SPAN
 from support.wire import CALLER
 
 
 def converted(request: GenerateRequest) -> Call:
     """The call of a message."""
-    return call_of(request, CALLER, request_id="r", deadline_s=None, traceparent="")
+    return call_of(request, CALLER, request_id="r", deadline_s=None, span=NO_SPAN)
 
 
 def test_absent_fields_stay_open_and_given_ones_arrive_even_when_they_are_zero() -> None:

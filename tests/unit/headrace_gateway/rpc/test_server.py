@@ -10,7 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from headrace_gateway.auth.keys import Authenticator
-from headrace_gateway.rpc.server import SERVICE, RpcServer
+from headrace_gateway.rpc.server import RpcServer
+from headrace_gateway.rpc.servicer import SERVICE
 from headrace_kit.clock import SystemClock
 from headrace_transport.memory import MemoryGatewayWire
 from support.rpc import PEPPER, served

@@ -16,6 +16,8 @@ from headrace_contracts.pb.inference_pb2 import (
 )
 from headrace_contracts.pb.queue_pb2 import RowLogprobs
 from headrace_kit.clock import SystemClock
+from headrace_kit.traces import Tracing
+from support.otlp import attributes, otlp_receiver
 from support.rpc import closed, events_of, failure_of, queued, served
 from support.wire import MODEL, eventually, toy_ids
 
@@ -161,3 +163,39 @@ async def test_a_fault_of_ours_is_internal_and_tells_nothing_of_its_inside(
         for method in ("Cancel", "ListModels", "Generate"):
             name = "headrace_gateway_grpc_requests_total"
             assert it.gateway.value(name, method=method, status="INTERNAL") == 1
+
+
+async def test_each_call_has_a_span_below_its_callers() -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    with otlp_receiver() as receiver:
+        tracing = Tracing.start("gateway", receiver.endpoint)
+        async with served(tracing=tracing) as it:
+            good = it.inference.Generate(
+                GenerateRequest(model=MODEL, text="x", max_tokens=5),
+                metadata=(*it.metadata, ("traceparent", parent)),
+            )
+            [claimed] = await it.stack.engine.claim()
+            await it.stack.engine.say(claimed, "a", finish=FinishReason.LENGTH)
+            await events_of(good)
+            await failure_of(it.inference.Generate(GenerateRequest(), metadata=it.metadata))
+            await it.stack.engine.leave()
+            await failure_of(it.generate(text="x"))
+        tracing.close()
+        first, bad, failed = receiver.all_spans()
+    assert first.name == f"text_completion {MODEL}"
+    assert first.parent_span_id.hex() == parent.split("-")[2]
+    assert claimed.record.traceparent.split("-")[2] == first.span_id.hex()
+    assert attributes(first)["gen_ai.usage.output_tokens"] == 1
+    seen = [
+        (
+            attributes(span)["rpc.grpc.status_code"],
+            attributes(span).get("error.type"),
+            span.status.code == span.status.STATUS_CODE_ERROR,
+        )
+        for span in (first, bad, failed)
+    ]
+    assert seen == [
+        (0, None, False),
+        (grpc.StatusCode.INVALID_ARGUMENT.value[0], "invalid_request", False),
+        (grpc.StatusCode.UNAVAILABLE.value[0], "no_engine", True),
+    ]

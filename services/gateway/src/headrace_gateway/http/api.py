@@ -7,6 +7,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from headrace_kit.clock import Clock, SystemClock
+from headrace_kit.traces import Tracing
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -16,7 +17,7 @@ from headrace_gateway.errors import GatewayError
 from headrace_gateway.http.body import place_name
 from headrace_gateway.http.chat import chat_routes
 from headrace_gateway.http.completions import completion_routes
-from headrace_gateway.http.context import ContextLayer
+from headrace_gateway.http.context import ContextLayer, context_of
 from headrace_gateway.http.cors import Cors
 from headrace_gateway.http.errors import HttpError, bad_request, error_response, http_error
 from headrace_gateway.http.exposition import metrics_routes
@@ -28,6 +29,7 @@ from headrace_gateway.http.ports import Authenticates, HttpSettings, Inference, 
 from headrace_gateway.http.requests import request_routes
 from headrace_gateway.http.schema.chat import ChatFields
 from headrace_gateway.http.schema.completions import CompletionFields
+from headrace_gateway.http.tracing import TraceLayer
 from headrace_gateway.metrics import GatewayMetrics
 
 
@@ -39,6 +41,7 @@ def build_api(
     metrics: GatewayMetrics,
     readiness: Reports,
     clock: Clock | None = None,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """The whole application. Nothing is started; no route but the guard's list is open."""
     open_paths = OPEN_PATHS if settings.metrics_need_key else OPEN_PATHS | {"/metrics"}
@@ -58,6 +61,7 @@ def build_api(
                 readiness=readiness,
             ),
             Middleware(Guard, auth=auth, open_paths=open_paths),
+            Middleware(TraceLayer, tracing=tracing or Tracing()),
         ],
         exception_handlers={
             HttpError: _answer_error,
@@ -80,10 +84,12 @@ def build_api(
     return app
 
 
-async def _answer_error(_request: Request, error: Exception) -> Response:
+async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HttpError | GatewayError | HTTPException)
     allow = error.headers if isinstance(error, HTTPException) else None
-    return error_response(http_error(error), headers=dict(allow or {}))
+    told = http_error(error)
+    context_of(request.scope).code = told.code.wire_name
+    return error_response(told, headers=dict(allow or {}))
 
 
 async def _answer_query_error(_request: Request, error: Exception) -> Response:

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from headrace_kit.clock import Clock
 from headrace_kit.log import get_logger
+from headrace_kit.traces import NO_SPAN, Span
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,7 +19,7 @@ from headrace_gateway.metrics import GatewayMetrics
 
 _KEY: Final = "headrace.context"
 _SANE_LABEL: Final = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
-_LEFT: Final = 499
+LEFT: Final = 499
 """Status in logs and metrics of a request whose client went away."""
 
 log = get_logger(__name__)
@@ -37,6 +38,11 @@ class Context:
     status: int | None = None
     """None until the response has started."""
     left: bool = False
+    code: str | None = None
+    """Of the error that was answered."""
+    generates: bool = False
+    """Whether a call was admitted: its span then has the call's name."""
+    span: Span = NO_SPAN
 
 
 def context_of(scope: Scope) -> Context:
@@ -75,7 +81,9 @@ class ContextLayer:
             context.left = True
         # The request boundary: whatever it was, the caller gets an answer and the log the cause.
         except Exception:
-            log.exception("http.failed", id=context.id, route=_route(scope))
+            log.exception(
+                "http.failed", id=context.id, route=route_of(scope), trace_id=context.span.trace_id
+            )
             if context.status is None:
                 await error_response(internal_error())(scope, receive, send_with_headers)
         finally:
@@ -92,9 +100,9 @@ class ContextLayer:
             headers["connection"] = "close"
 
     def _record(self, scope: Scope, context: Context) -> None:
-        status = _LEFT if context.left or context.status is None else context.status
+        status = LEFT if context.left or context.status is None else context.status
         seconds = self._clock.monotonic() - context.started_s
-        route, method = _route(scope), _method(scope)
+        route, method = route_of(scope), method_of(scope)
         self._metrics.http_requests.labels(route, status).inc()
         log.info(
             "http.finished",
@@ -104,6 +112,7 @@ class ContextLayer:
             method=method,
             status=status,
             seconds=round(seconds, 4),
+            trace_id=context.span.trace_id,
         )
 
 
@@ -112,13 +121,14 @@ def _sane_label(headers: Headers) -> str | None:
     return given if given is not None and _SANE_LABEL.fullmatch(given) else None
 
 
-def _route(scope: Scope) -> str:
+def route_of(scope: Scope) -> str:
     """The route's pattern, never the path itself: labels stay few."""
     route = scope.get("route")
     path = getattr(route, "path", None)
     return path if isinstance(path, str) else "unmatched"
 
 
-def _method(scope: Scope) -> str:
+def method_of(scope: Scope) -> str:
+    """One of few words."""
     method = scope["method"]
     return method if method in {"GET", "HEAD", "POST", "DELETE", "OPTIONS"} else "other"

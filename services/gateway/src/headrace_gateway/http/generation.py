@@ -37,8 +37,11 @@ class Manner:
 
 async def answer(request: Request, service: Inference, call: Call, manner: Manner) -> Response:
     """Starts the call and answers it. Nothing is sent before it is admitted and queued."""
-    context_of(request.scope).id = call.request_id
+    context = context_of(request.scope)
+    context.id = call.request_id
     running = await service.start(call)
+    context.generates = True
+    context.span.set({"gen_ai.request.stream": manner.stream})
     headers = _ignored_header(manner.ignored)
     if manner.stream:
         return EventStream(running, manner.chunks(running), headers=headers)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol, Self
 
 from headrace_contracts.codes import FinishReason
+from headrace_kit.traces import Span
 
 from headrace_gateway.inference.calls import Call, Caller, Event
 
@@ -92,7 +93,9 @@ class Inference(Protocol):
 
     async def start(self, call: Call) -> RunningCall: ...
 
-    async def resume(self, request_id: str, after: str, caller: Caller) -> RunningCall: ...
+    async def resume(
+        self, request_id: str, after: str, caller: Caller, *, span: Span
+    ) -> RunningCall: ...
 
     async def cancel(self, request_id: str, caller: Caller) -> bool: ...
 

@@ -58,8 +58,9 @@ def request_routes(service: Inference, auth: Authenticates) -> APIRouter:
         cursor = after or request.headers.get("last-event-id", "")
         if cursor and not (len(cursor) <= MAX_CURSOR and _CURSOR.fullmatch(cursor)):
             raise bad_request("after must be a cursor, as the stream's id lines give it.", "after")
-        running = await service.resume(request_id, cursor, caller)
-        context_of(request.scope).id = running.id
+        context = context_of(request.scope)
+        running = await service.resume(request_id, cursor, caller, span=context.span)
+        context.id = running.id
         kind = ChatChunks if running.id.startswith("chatcmpl-") else CompletionChunks
         chunks = kind(running, include_usage=include_usage, logprobs=logprobs)
         return EventStream(running, chunks)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headrace_contracts.codes import Code, FinishReason
+from headrace_kit.traces import NO_SPAN, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,8 @@ class Call:
     """Seconds from now."""
     resumable: bool = False
     """Whether the edge tells its client places at which the stream can be taken up elsewhere."""
-    traceparent: str = ""
+    span: Span = NO_SPAN
+    """The edge's, which ends it: what the engines do hangs below it."""
     fields: Mapping[str, object] = field(default_factory=dict[str, object])
     """Extra names of the template (chat_template_kwargs)."""
 

@@ -6,7 +6,6 @@ Next: headrace_gateway.inference.service
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -38,8 +37,6 @@ from headrace_gateway.inference.running import OpenCall
 from headrace_gateway.inference.session import Session
 from headrace_gateway.settings import GatewaySettings
 
-TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-"""W3C trace context; anything else of a caller's goes no further."""
 MAX_CHOICES_PER_CALL: Final = 1024
 """Prompts times n."""
 
@@ -115,6 +112,7 @@ class Planner:
             created_ms=self._clock.wall_ms(),
             arrived=arrived,
             deadline=None if deadline_s is None else arrived + deadline_s,
+            span=call.span,
             resumable=call.resumable,
         )
         echo = [model.text.decode(p, skip_special=False) for p in prompts] if call.echo else ()
@@ -196,7 +194,7 @@ class Planner:
                 deadline_ms=0 if deadline_s is None else now_ms + max(1, int(deadline_s * 1000)),
                 submitted_ms=now_ms,
                 cache_salt=call.cache_salt,
-                traceparent=call.traceparent if TRACEPARENT.fullmatch(call.traceparent) else "",
+                traceparent=call.span.traceparent,
             )
             record.sampling.max_new_tokens = room
             records.append(record)
@@ -218,6 +216,7 @@ def note_of(call: Call, sampling: Sampling, prompts: int) -> EdgeNote:
         min_tokens=sampling.min_new_tokens,
         include_stop=call.sampling.include_stop,
         logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+        traceparent=call.span.traceparent,
     )
 
 

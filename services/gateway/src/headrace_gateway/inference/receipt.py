@@ -12,6 +12,7 @@ from headrace_kit.log import get_logger
 from headrace_gateway.errors import Conflict, HandedOver
 from headrace_gateway.inference.admission import RETRY_MAX_S, RETRY_MIN_S
 from headrace_gateway.inference.running import OpenCall
+from headrace_gateway.inference.spans import operation_of, tell_end
 from headrace_gateway.metrics import GatewayMetrics
 
 log = get_logger(__name__)
@@ -48,13 +49,25 @@ class Receipts:
             metrics.prompt_tokens.labels(model).inc(usage.prompt_tokens)
             metrics.completion_tokens.labels(model).inc(usage.completion_tokens)
             metrics.cached_tokens.labels(model).inc(usage.cached_tokens)
-            metrics.request_time.labels(model).observe(total_s)
+            operation = operation_of(call.kind)
+            metrics.request_time.labels(model, operation).observe(total_s)
             if ttft_s is not None:
-                metrics.first_token.labels(model).observe(ttft_s)
+                metrics.first_token.labels(model, operation).observe(ttft_s)
             for choice in choices:
                 if choice.first_at is not None and len(choice.tokens) > 1:
                     gap_s = (choice.last_at - choice.first_at) / (len(choice.tokens) - 1)
-                    metrics.token_gap.labels(model).observe(gap_s)
+                    metrics.token_gap.labels(model, operation).observe(gap_s)
+        attempts, code = max(session.attempt for session in call.sessions), _code(call)
+        tell_end(
+            call.span,
+            model=model,
+            usage=usage,
+            finishes=[choice.finish for choice in choices if choice.finish is not None],
+            first_token_s=ttft_s,
+            attempts=attempts,
+            outcome=reason,
+            code=code,
+        )
         queues = [s.engine_queue_s for s in call.sessions if s.engine_queue_s is not None]
         log.info(
             "request.finished",
@@ -65,7 +78,7 @@ class Receipts:
             key=call.key_id,
             reason=reason,
             cause=call.cause or None,
-            code=_code(call),
+            code=code,
             choices=len(choices),
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
@@ -73,8 +86,9 @@ class Receipts:
             engine_queue_s=_rounded(max(queues, default=None)),
             first_token_s=_rounded(ttft_s),
             total_s=_rounded(total_s),
-            attempts=max(session.attempt for session in call.sessions),
+            attempts=attempts,
             resumed=call.resumed,
+            trace_id=call.span.trace_id,
         )
 
 

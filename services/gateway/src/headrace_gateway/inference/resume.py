@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Final, cast
 
 from headrace_contracts.pb.queue_pb2 import RequestRecord, Sampling
@@ -36,6 +36,8 @@ class EdgeNote:
     min_tokens: int
     include_stop: bool
     logprobs: int | None
+    traceparent: str = ""
+    """Of the span that a resumed stream's points at."""
 
     def encode(self) -> bytes:
         """As it travels."""
@@ -54,8 +56,9 @@ class EdgeNote:
         if found.get("version") != NOTE_VERSION:
             return None
         names = {field.name for field in fields(cls)}
+        needed = {field.name for field in fields(cls) if field.default is MISSING}
         kept = {name: value for name, value in found.items() if name in names}
-        if kept.keys() != names:
+        if not kept.keys() >= needed:
             return None
         for name in ("stop", "stop_token_ids"):
             kept[name] = tuple(cast("list[object]", kept[name]))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from headrace_contracts.codes import FinishReason
+from headrace_kit.traces import NO_SPAN, Span
 
 from headrace_gateway.inference.calls import (
     Delta,
@@ -52,6 +53,7 @@ class OpenCall:
         created_ms: int,
         arrived: float,
         deadline: float | None,
+        span: Span = NO_SPAN,
         resumed: bool = False,
         resumable: bool = False,
     ) -> None:
@@ -68,6 +70,8 @@ class OpenCall:
         self.created_ms = created_ms
         self.arrived = arrived
         self.deadline = deadline
+        self.span = span
+        """The edge's that opened it here."""
         self.resumed = resumed
         self.resumable = resumable
         """Whether its client is told places at which another gateway can take it up."""

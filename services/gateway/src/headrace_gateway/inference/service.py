@@ -16,6 +16,7 @@ from typing import Final, Literal
 from headrace_contracts.codes import FinishReason
 from headrace_kit.clock import Clock
 from headrace_kit.log import get_logger
+from headrace_kit.traces import NO_SPAN, Span
 from headrace_transport import errors as transport
 from headrace_transport.interface import GatewayWire
 
@@ -52,6 +53,7 @@ from headrace_gateway.inference.resume import (
 )
 from headrace_gateway.inference.running import OpenCall, Running
 from headrace_gateway.inference.session import Session
+from headrace_gateway.inference.spans import tell_request
 from headrace_gateway.inference.tasks import Tasks
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.settings import GatewaySettings
@@ -211,13 +213,16 @@ class InferenceService:
         try:
             self._check_open()
             plan = await self._planner.plan(call, arrived=arrived)
+            tell_request(call, plan.call.sessions[0].record)
             await self._submit(plan.call, call.caller)
         except GatewayError as error:
             self._metrics.rejected.labels(error.code.wire_name).inc()
             raise
         return self._reader(plan.call, (), echo=plan.echo)
 
-    async def resume(self, request_id: str, after: str, caller: Caller) -> Running:
+    async def resume(
+        self, request_id: str, after: str, caller: Caller, *, span: Span = NO_SPAN
+    ) -> Running:
         """Takes up the stream of a request behind ``after``: "", "12" or "12,9" (see
         ``Running.cursor``). Works at every gateway, as long as the log is kept.
 
@@ -229,8 +234,9 @@ class InferenceService:
             if call is not None:
                 lookup.check_owner(call.tenant, call.key_id, request_id, caller)
                 self._metrics.resumes.labels("here").inc()
+                span.link(call.sessions[0].record.traceparent)
             else:
-                call = await self._take_up(request_id, caller)
+                call = await self._take_up(request_id, caller, span)
             check_cursor(cursor, call)
             call.left_at = None
             return self._reader(call, cursor)
@@ -363,7 +369,7 @@ class InferenceService:
 
     # taking up
 
-    async def _take_up(self, request_id: str, caller: Caller) -> OpenCall:
+    async def _take_up(self, request_id: str, caller: Caller, span: Span) -> OpenCall:
         """Makes a call of what the server knows, and has its rows sent here."""
         found = await lookup.find(self._wire, request_id, caller)
         note = EdgeNote.decode(found.first.edge)
@@ -391,6 +397,7 @@ class InferenceService:
             created_ms=found.first.created_ms,
             arrived=now,
             deadline=None,
+            span=span,
             resumed=True,
             resumable=True,
         )
@@ -405,6 +412,7 @@ class InferenceService:
                 self._inbox.close(session)
             raise
         self._metrics.resumes.labels("log" if call.ended else "engine").inc()
+        span.link(note.traceparent)
         self._book.enter(call)
         return call
 

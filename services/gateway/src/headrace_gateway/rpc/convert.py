@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from headrace_contracts.codes import Code, FinishReason
 from headrace_contracts.pb.inference_pb2 import GenerateEvent, GenerateRequest, TokenLogprob
 from headrace_contracts.pb.queue_pb2 import Usage
+from headrace_kit.traces import Span
 
 from headrace_gateway.errors import (
     Cancelled,
@@ -39,7 +40,7 @@ def call_of(
     *,
     request_id: str,
     deadline_s: float | None,
-    traceparent: str,
+    span: Span,
 ) -> Call:
     """The call that a message asks for. Raises ``InvalidRequest``."""
     if not request.model:
@@ -56,7 +57,7 @@ def call_of(
         request_id=request_id,
         cache_salt=request.cache_salt,
         deadline_s=deadline_s,
-        traceparent=traceparent,
+        span=span,
     )
 
 

@@ -8,20 +8,20 @@ from typing import Final, Protocol, cast
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from headrace_contracts.pb import inference_pb2, inference_pb2_grpc
+from headrace_contracts.pb import inference_pb2_grpc
 from headrace_kit.log import get_logger
+from headrace_kit.traces import Tracing
 
 from headrace_gateway.auth.keys import Authenticator
 from headrace_gateway.inference.readiness import Readiness
 from headrace_gateway.inference.service import InferenceService
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.rpc.guard import Guard
-from headrace_gateway.rpc.servicer import InferenceServicer
+from headrace_gateway.rpc.servicer import SERVICE, InferenceServicer
 from headrace_gateway.settings import GatewaySettings
 
 log = get_logger(__name__)
 
-SERVICE: Final = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 HEALTH_EVERY_S: Final = 1.0
 
 
@@ -43,6 +43,7 @@ class RpcServer:
         metrics: GatewayMetrics,
         readiness: Readiness,
         settings: GatewaySettings,
+        tracing: Tracing | None = None,
     ) -> None:
         self._readiness = readiness
         self._settings = settings
@@ -55,7 +56,13 @@ class RpcServer:
             ],
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(  # pyright: ignore[reportUnknownMemberType]
-            InferenceServicer(service, auth, metrics, max_deadline_s=settings.max_deadline_s),
+            InferenceServicer(
+                service,
+                auth,
+                metrics,
+                max_deadline_s=settings.max_deadline_s,
+                tracing=tracing or Tracing(),
+            ),
             self._server,
         )
         health_pb2_grpc.add_HealthServicer_to_server(  # pyright: ignore[reportUnknownMemberType]

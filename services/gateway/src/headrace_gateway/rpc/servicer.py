@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import cast
+from typing import Final, cast
 
 import grpc
+from headrace_contracts.pb import inference_pb2
 from headrace_contracts.pb.inference_pb2 import (
     CancelRequest,
     CancelResponse,
@@ -17,6 +18,7 @@ from headrace_contracts.pb.inference_pb2 import (
     Model,
 )
 from headrace_kit.log import get_logger
+from headrace_kit.traces import Span, Tracing
 
 from headrace_gateway.auth.keys import Authenticator
 from headrace_gateway.errors import GatewayError, Internal, RequestNotFound
@@ -25,9 +27,15 @@ from headrace_gateway.inference.service import InferenceService
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.rpc.convert import call_of, event_of, usage_of
 from headrace_gateway.rpc.guard import metadata_value
-from headrace_gateway.rpc.statuses import Context, refuse, status_of
+from headrace_gateway.rpc.statuses import STATUS_CODES, Context, refuse, status_of
 
 log = get_logger(__name__)
+
+SERVICE: Final = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+SERVER_FAULTS: Final = frozenset(
+    {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+)
+"""Statuses that a span shows as failed, by the conventions; the others are the caller's doing."""
 
 
 class InferenceServicer:
@@ -44,16 +52,18 @@ class InferenceServicer:
         metrics: GatewayMetrics,
         *,
         max_deadline_s: float,
+        tracing: Tracing,
     ) -> None:
         self._service = service
         self._auth = auth
         self._metrics = metrics
         self._max_deadline_s = max_deadline_s
+        self._tracing = tracing
 
     async def Generate(self, request: GenerateRequest, context: Context) -> None:
         """Streams a call's events. The client's deadline travels to the engine as what is left."""
-        async with self._answering("Generate", context):
-            await self._generate(request, context)
+        async with self._answering("Generate", context) as span:
+            await self._generate(request, context, span)
 
     async def Cancel(self, request: CancelRequest, context: Context) -> CancelResponse:
         """Cancels a request of the same key, wherever it is."""
@@ -82,26 +92,39 @@ class InferenceServicer:
             )
 
     @asynccontextmanager
-    async def _answering(self, method: str, context: Context) -> AsyncGenerator[None]:
-        """Counts a call, and ends it with the status of what it raises."""
+    async def _answering(self, method: str, context: Context) -> AsyncGenerator[Span]:
+        """Counts and traces a call, and ends it with the status of what it raises."""
+        span = self._tracing.begin(
+            f"{SERVICE}/{method}",
+            kind="server",
+            parent=_text(metadata_value(context.invocation_metadata(), "traceparent")),
+        )
+        fault = None
         status = "CANCELLED"  # what it is when none of the lines below is reached
         try:
-            yield
+            yield span
             status = "OK"
         except GatewayError as error:
             status = status_of(error).name
+            fault = error.code.wire_name
+            span.set({"error.type": fault})
             await refuse(context, error)
         except grpc.aio.AbortError:
             raise
         except Exception:
             # The boundary of one call.
-            log.exception("grpc.failed", method=method)
+            log.exception("grpc.failed", method=method, trace_id=span.trace_id)
             status = "INTERNAL"
             await refuse(context, Internal("The call failed."))
         finally:
             self._metrics.grpc_requests.labels(method, status).inc()
+            span.set({"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method})
+            span.set({"rpc.grpc.status_code": STATUS_CODES[status].value[0]})
+            if status in SERVER_FAULTS:
+                span.fail(fault or status)
+            span.end()
 
-    async def _generate(self, request: GenerateRequest, context: Context) -> None:
+    async def _generate(self, request: GenerateRequest, context: Context, span: Span) -> None:
         caller = await self._caller(context)
         call = call_of(
             request,
@@ -110,8 +133,9 @@ class InferenceServicer:
                 "chat" if request.WhichOneof("prompt") == "chat" else "completion"
             ),
             deadline_s=self._deadline_s(context),
-            traceparent=_text(metadata_value(context.invocation_metadata(), "traceparent")),
+            span=span,
         )
+        span.set({"gen_ai.request.stream": True})
         running = await self._service.start(call)
         try:
             await context.send_initial_metadata((("x-request-id", running.id),))
