@@ -59,17 +59,25 @@ class LogicalBlockPool:
 
     def share(self, holder: SequenceBlocks, block: LogicalBlock) -> None:
         """Appends an indexed block that the trie found."""
-        assert block.indexed
-        assert block.parent is holder.chain
-        block.refs += 1
-        if not block.holders and block.slot is not None and block.slot.listed:
-            self.slots.sorted.remove(block.slot)
-        block.holders[holder] = None
-        holder.blocks.append(block)
-        if self.named is not None and block.key is not None:
-            self.named.append((holder.number, holder.chained, block.key))
-        holder.chain = block
-        holder.chained += 1
+        self.share_run(holder, [block])
+
+    def share_run(self, holder: SequenceBlocks, run: list[LogicalBlock]) -> None:
+        """Appends indexed blocks that the trie found, each the parent of the next."""
+        chain, named, listed = holder.chain, self.named, self.slots.sorted
+        for block in run:
+            assert block.indexed
+            assert block.parent is chain
+            block.refs += 1
+            holders = block.holders
+            if not holders and block.slot is not None and block.slot.listed:
+                listed.remove(block.slot)
+            holders[holder] = None
+            if named is not None and block.key is not None:
+                named.append((holder.number, block.offset // self.block_tokens, block.key))
+            chain = block
+        holder.chain = chain
+        holder.chained += len(run)
+        holder.blocks += run
 
     def index_next(self, holder: SequenceBlocks, tokens: bytes) -> bool:
         """Makes the block after the chain discoverable. False: the chain ends here, for good."""

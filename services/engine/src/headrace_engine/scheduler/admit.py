@@ -36,8 +36,7 @@ def create_missing_blocks(pool: LogicalBlockPool, holder: SequenceBlocks, length
 def match_prompt(pool: LogicalBlockPool, holder: SequenceBlocks, tokens: bytes) -> None:
     """Shares the longest known run of full blocks. Their content need not be valid yet."""
     assert holder.chain is not None
-    for node in pool.trie.walk(holder.chain, tokens, 4 * pool.block_tokens):
-        pool.share(holder, node)
+    pool.share_run(holder, pool.trie.walk(holder.chain, tokens, 4 * pool.block_tokens))
 
 
 def index_missing_blocks(pool: LogicalBlockPool, holder: SequenceBlocks, tokens: bytes) -> None:
