@@ -186,12 +186,10 @@ def test_without_a_compiler_the_twin_runs_and_says_so_once(
     assert twin.describe()["kernels"] == "torch"
     with pytest.raises(NativeUnavailable):
         CpuExecutor.load(path, threads=1, kernels="native")
-    with (
-        monkeypatch.context() as without_torch,
-        pytest.raises(ModelRejected, match="compiler.*torch"),
-    ):
+    with monkeypatch.context() as without_torch:
         without_torch.setattr(cpu, "find_spec", {"torch": None}.get)
-        CpuExecutor.load(path, threads=1)
+        with pytest.raises(ModelRejected, match=r"no C\+\+ compiler found; and torch"):
+            CpuExecutor.load(path, threads=1)
     prompts = [[5, 6, 7], list(range(40))]
     assert Driver(native).generate(prompts, 8) == Driver(twin).generate(prompts, 8)
     native.close()
