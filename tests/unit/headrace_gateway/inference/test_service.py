@@ -9,6 +9,8 @@ import pytest
 from headrace_contracts.codes import Code, FinishReason
 from headrace_gateway.errors import (
     ContextLengthExceeded,
+    Draining,
+    HandedOver,
     InvalidRequest,
     ModelNotFound,
     NoEngine,
@@ -358,3 +360,53 @@ async def test_bad_calls_are_counted_and_nothing_is_queued() -> None:
             await service.start(call())
     assert gateway.value("headrace_gateway_requests_rejected_total", code="invalid_request") == 3
     assert gateway.value("headrace_gateway_requests_started_total") == 0
+
+
+async def test_a_draining_gateway_takes_nothing_up_that_it_let_go() -> None:
+    stack = Stack()
+    async with stack.gateway().running() as service, stack.gateway("gateway-b").running() as other:
+        await stack.engine.appear()
+        running = await service.start(replace(call("Hello"), resumable=True))
+        [claimed] = await stack.engine.claim()
+        await stack.engine.say(claimed, "Hi")
+        await read(running, until=1)
+        await service.drain(0)
+        with pytest.raises(HandedOver):
+            await read(running)
+        await running.aclose()
+        with pytest.raises(Draining):
+            await service.resume(running.id, running.cursor, CALLER)
+        taken_up = await other.resume(running.id, running.cursor, CALLER)
+        await stack.engine.obey_attach(claimed)
+        await stack.engine.say(claimed, "!", finish=LENGTH)
+        assert texts(await read(taken_up)) == {0: "!"}
+        await taken_up.aclose()
+    assert await stack.engine.marks(claimed) == []
+
+
+async def test_a_call_that_is_admitted_while_a_drain_ends_is_let_go_with_the_others() -> None:
+    stack = Stack()
+    async with stack.gateway().running() as service:
+        await stack.engine.appear()
+        starting = asyncio.create_task(service.start(replace(call("Hello"), resumable=True)))
+        await asyncio.sleep(0)  # it has been admitted, and nothing of it is queued
+        await service.drain(0)
+        running = await starting
+        with pytest.raises(HandedOver):
+            await read(running)
+        await running.aclose()
+        [claimed] = await stack.engine.claim()
+    assert await stack.engine.marks(claimed) == []
+
+
+async def test_a_drain_waits_for_its_readers_to_tell_their_clients() -> None:
+    stack = Stack()
+    async with stack.gateway().running() as service:
+        await stack.engine.appear()
+        running = await service.start(replace(call("Hello"), resumable=True))
+        drained = asyncio.create_task(service.drain(0))
+        with pytest.raises(HandedOver):
+            await read(running)
+        assert not drained.done()
+        await running.aclose()
+        await drained

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -72,6 +73,8 @@ LEAVE_S: Final = 0.5
 """How long saying good-bye to the server may take; else the lease lapses by itself."""
 LAST_MARKS_S: Final = 0.5
 """How long the end of a drain waits for its cancels to be on the server."""
+LAST_EVENTS_S: Final = 3.0
+"""How long the end of a drain waits for readers to have told their clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +116,12 @@ class InferenceService:
         self._clock = clock
         self._process = process
         self._refusing = False
-        self._keep_s = 0.0
-        """How long this process's requests outlive it."""
+        self._keep_s: float | None = None
+        """How long this process's requests outlive it; None: it does not let go of any yet."""
+        self._handed_over = 0
+        """Calls that go on without this process."""
+        self._starting = 0
+        """Calls that were admitted here and have no reader yet."""
         self._readers = 0
         self._no_readers = asyncio.Event()
         self._no_readers.set()
@@ -175,7 +182,8 @@ class InferenceService:
             await stop.wait()
         try:
             async with asyncio.timeout(LEAVE_S):
-                await self._wire.leave_gateway(self._process, keep_ms=int(self._keep_s * 1000))
+                keep_ms = int((self._keep_s or 0) * 1000) if self._handed_over else 0
+                await self._wire.leave_gateway(self._process, keep_ms=keep_ms)
         except (transport.TransportUnavailable, TimeoutError):
             log.info("gateway.left_silently")
 
@@ -190,11 +198,11 @@ class InferenceService:
                 await self._no_readers.wait()
         except TimeoutError:
             log.warning("drain.timeout", open=self._book.unsettled, timeout_s=timeout_s)
-        keep_s = max(self._settings.handover_s, self._settings.resume_grace_s)
-        handed_over = self._book.let_go(keep_s=keep_s)
-        if handed_over:
-            self._keep_s = keep_s
-            log.info("drain.handed_over", calls=handed_over, within_s=keep_s)
+        self._keep_s = max(self._settings.handover_s, self._settings.resume_grace_s)
+        self._let_go(self._keep_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_EVENTS_S):
+                await self._no_readers.wait()
         records = [session.id for call in self._book.calls for session in call.sessions]
         await self._cancels.sent(records, timeout_s=LAST_MARKS_S)
 
@@ -210,15 +218,16 @@ class InferenceService:
         Raises a ``GatewayError`` with nothing queued.
         """
         arrived = self._clock.monotonic()
-        try:
-            self._check_open()
-            plan = await self._planner.plan(call, arrived=arrived)
-            tell_request(call, plan.call.sessions[0].record)
-            await self._submit(plan.call, call.caller)
-        except GatewayError as error:
-            self._metrics.rejected.labels(error.code.wire_name).inc()
-            raise
-        return self._reader(plan.call, (), echo=plan.echo)
+        with self._awaited():
+            try:
+                self._check_open()
+                plan = await self._planner.plan(call, arrived=arrived)
+                tell_request(call, plan.call.sessions[0].record)
+                await self._submit(plan.call, call.caller)
+            except GatewayError as error:
+                self._metrics.rejected.labels(error.code.wire_name).inc()
+                raise
+            return self._reader(plan.call, (), echo=plan.echo)
 
     async def resume(
         self, request_id: str, after: str, caller: Caller, *, span: Span = NO_SPAN
@@ -228,7 +237,14 @@ class InferenceService:
 
         Raises ``RequestNotFound`` for an unknown one, and for another key's.
         """
+        self._check_staying()
         cursor = parse_cursor(after)
+        with self._awaited():
+            return await self._resume(request_id, cursor, caller, span)
+
+    async def _resume(
+        self, request_id: str, cursor: Sequence[int], caller: Caller, span: Span
+    ) -> Running:
         async with self._resuming:
             call = self._book.find(request_id)
             if call is not None:
@@ -291,8 +307,7 @@ class InferenceService:
         grace, in which a resume finds it running.
         """
         self._readers -= 1
-        if not self._readers:
-            self._no_readers.set()
+        self._count_readers()
         if call.readers or call.ended:
             return
         if self._settings.resume_grace_s == 0:
@@ -300,11 +315,44 @@ class InferenceService:
         else:
             call.left_at = self._clock.monotonic()
 
+    # leaving
+
+    @contextmanager
+    def _awaited(self) -> Generator[None]:
+        """A call that is on its way to a reader: a drain waits for it as for a reader, and one
+        that comes too late is let go like the others.
+        """
+        self._starting += 1
+        self._count_readers()
+        try:
+            yield
+            if self._keep_s is not None:
+                self._let_go(self._keep_s)
+        finally:
+            self._starting -= 1
+            self._count_readers()
+
+    def _let_go(self, keep_s: float) -> None:
+        handed_over = self._book.let_go(keep_s=keep_s)
+        self._handed_over += handed_over
+        if handed_over:
+            log.info("drain.handed_over", calls=handed_over, within_s=keep_s)
+
+    def _count_readers(self) -> None:
+        if self._readers or self._starting:
+            self._no_readers.clear()
+        else:
+            self._no_readers.set()
+
     # submitting
 
-    def _check_open(self) -> None:
+    def _check_staying(self) -> None:
+        """Nothing begins here that would only be cut off: not even what this process let go."""
         if self._refusing:
             raise Draining("This gateway is shutting down.", retry_after_s=DRAIN_RETRY_S)
+
+    def _check_open(self) -> None:
+        self._check_staying()
         held, limit = self._book.unsettled, self._settings.max_open_requests
         if held >= limit:
             raise RateLimitExceeded(
@@ -358,7 +406,7 @@ class InferenceService:
         self, call: OpenCall, cursor: Sequence[int], *, echo: Sequence[str] = ()
     ) -> Running:
         self._readers += 1
-        self._no_readers.clear()
+        self._count_readers()
         return Running(
             call,
             self,

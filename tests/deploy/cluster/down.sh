@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Ends the cluster and leaves nothing: no process, container, mount, link or packet rule.
+#
+# Safe to call at any time, also when nothing runs. Processes are ended by the ids that `up.sh`
+# wrote down, after a look that they are still what they were. The container engine stays.
+set -uo pipefail
+. "$(dirname "$0")/paths.sh"
+
+[ -d "$STATE" ] || exit 0
+began=$SECONDS
+
+is_ours() { # PID: whether it was started by up.sh
+    tr '\0' ' ' <"/proc/$1/cmdline" 2>/dev/null | grep -qF -e "$STATE" -e "$BIN/"
+}
+
+end() { # NAME
+    local pid
+    pid=$(cat "$STATE/pid/$1" 2>/dev/null) || return 0
+    is_ours "$pid" || return 0
+    kill "$pid" 2>/dev/null
+    for _ in $(seq 50); do
+        is_ours "$pid" || return 0
+        sleep 0.1
+    done
+    kill -9 "$pid" 2>/dev/null
+}
+
+# The kubelet first, so that it starts nothing again.
+for name in kubelet names dns proxy scheduler controllers apiserver etcd; do end $name; done
+
+docker ps -aq --filter label=io.kubernetes.pod.uid 2>/dev/null | xargs -r docker rm -f -v >/dev/null 2>&1
+[ ! -x "$BIN/kube-proxy" ] || "$BIN/kube-proxy" --cleanup >/dev/null 2>&1
+iptables-save -t nat 2>/dev/null | awk '/^-A POSTROUTING .*-j CNI-/ {sub("-A", "-D"); print}' |
+    while read -r rule; do eval "iptables -t nat $rule"; done
+iptables-save -t nat 2>/dev/null | sed -n 's/^:\(CNI-[^ ]*\) .*/\1/p' | while read -r chain; do
+    iptables -t nat -F "$chain" && iptables -t nat -X "$chain"
+done
+awk -v root="$STATE/" 'index($2, root) == 1 {print $2}' /proc/mounts | sort -r | xargs -r umount
+ip -o link show master $BRIDGE 2>/dev/null | awk -F': |@' '{print $2}' | while read -r link; do
+    ip link del "$link"
+done
+ip link del $BRIDGE 2>/dev/null
+find /sys/fs/cgroup -depth -type d -path '*/headrace-pods*' -exec rmdir {} + 2>/dev/null
+rm -rf "$STATE"
+say "down in $((SECONDS - began)) s"

@@ -1,0 +1,20 @@
+# Sourced by the other scripts: where things lie, the same for all of them.
+#
+# CACHE is kept between runs and may be deleted at any time; STATE is one cluster's and is gone
+# after `down.sh`. Neither lies in the tree. The container engine is the one that
+# tools/containers/daemon.py starts.
+
+CACHE=${HEADRACE_CI_CACHE:-/var/cache/headrace-ci}
+RUN=/run/headrace-ci
+KUBERNETES=$CACHE/kubernetes
+BIN=$KUBERNETES/bin
+STATE=$RUN/cluster
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+export DOCKER_HOST=${DOCKER_HOST:-unix://$RUN/docker.sock}
+
+BRIDGE=headrace0 # the pods' network; its address is also their name server
+POD_NET=10.244.0.0/24
+POD_GATEWAY=10.244.0.1
+SERVICE_NET=10.96.0.0/16
+
+say() { printf 'cluster: %s\n' "$*" >&2; }
