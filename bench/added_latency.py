@@ -119,8 +119,8 @@ def _run_engine(url: str, board: Board, ready: str, log: str) -> None:
     from headrace_engine.loading import LoadedModel, load_model
     from headrace_engine.settings import EngineSecrets, EngineSettings
     from headrace_engine.state.batch import BatchData
-    from headrace_engine.threads import new_io_loop
     from headrace_kit.log import configure_logging
+    from headrace_kit.process import new_loop
     from headrace_kit.settings import load
 
     class NotingExecutor(EchoExecutor):
@@ -168,7 +168,7 @@ def _run_engine(url: str, board: Board, ready: str, log: str) -> None:
     configure_logging(service="engine", level="info")
     with (
         patch.object(connection.RedisEngineWire, "publish", noting),
-        asyncio.Runner(loop_factory=new_io_loop) as runner,
+        asyncio.Runner(loop_factory=new_loop) as runner,
     ):
         runner.run(EngineProcess(settings, EngineSecrets(), load=load_noting).run())
 

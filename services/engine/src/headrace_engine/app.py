@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import json
 import os
 import re
 import secrets
 import socket
-import sys
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from headrace_contracts.limits import BOOT_NONCE
 from headrace_kit.clock import Clock, SystemClock
 from headrace_kit.errors import SettingsError
-from headrace_kit.flags import add_flags, given_flags
 from headrace_kit.lifecycle import Lifecycle, install_signals
 from headrace_kit.log import configure_logging, get_logger
 from headrace_kit.metrics import Registry
-from headrace_kit.settings import load_report, load_secrets
+from headrace_kit.process import (
+    FAILED,
+    OK,
+    REFUSED,
+    ReadyFile,
+    Stopped,
+    new_loop,
+    read_settings,
+    unless_stopped,
+)
 from headrace_kit.traces import Tracing
 from headrace_transport.connection import connect_engine
 from headrace_transport.errors import ServerUnsuitable, TransportUnavailable
@@ -41,20 +45,10 @@ from headrace_engine.loading import LoadedModel, load_model, name_of, percent_lo
 from headrace_engine.loop.garbage import Garbage
 from headrace_engine.settings import EngineSecrets, EngineSettings, check_settings
 from headrace_engine.state.outputs import PassOutputs
-from headrace_engine.threads import (
-    Stopped,
-    beside,
-    in_thread,
-    leave_if_busy,
-    new_io_loop,
-    unless_stopped,
-)
+from headrace_engine.threads import beside, in_thread, leave_if_busy
 
 log = get_logger(__name__)
 T = TypeVar("T")
-
-OK, FAILED, REFUSED = 0, 1, 2
-"""Exit codes: stopped as asked; broke; would not start with these settings, model or server."""
 
 _LAST_STEP_S = 2.0
 """Longest that each step of stopping may take once nothing is held."""
@@ -62,21 +56,20 @@ _LAST_STEP_S = 2.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the engine process; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="headrace-engine", description=__doc__)
-    parser.add_argument("--config", metavar="FILE", help="settings file (yaml, section engine)")
-    add_flags(parser, EngineSettings)
-    flags = parser.parse_args(argv)
-    try:
-        loaded = load_report(EngineSettings, cli=given_flags(flags), file=flags.config)
-        hidden = load_secrets(EngineSecrets)
-        check_settings(loaded.settings)
-    except SettingsError as error:
-        print(f"headrace-engine: {error}", file=sys.stderr)  # noqa: T201 - logging is not set up
+    read = read_settings(
+        EngineSettings,
+        EngineSecrets,
+        argv,
+        description=__doc__,
+        check=lambda settings, _hidden: check_settings(settings),
+    )
+    if read is None:
         return REFUSED
+    loaded, hidden = read
     settings = loaded.settings
     configure_logging(service="engine", level=settings.log_level, format=settings.log_format)
     loaded.announce(log)
-    with asyncio.Runner(loop_factory=new_io_loop) as runner:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         code = runner.run(EngineProcess(settings, hidden).run())
     leave_if_busy(code)
     return code
@@ -95,7 +88,7 @@ class EngineProcess:
     ) -> None:
         self._settings = settings
         self._hidden = hidden
-        self._ready_file = None if settings.ready_file is None else Path(settings.ready_file)
+        self._ready_file = ReadyFile(settings.ready_file)
         self._load = load
         self._clock = clock if clock is not None else SystemClock()
         self._registry = Registry("engine")
@@ -304,8 +297,7 @@ class EngineProcess:
         signal: asyncio.Task[None],
     ) -> BaseException | None:
         """Drains, or cleans up after an engine thread that ended by itself. Its error, if any."""
-        if self._ready_file is not None:
-            self._ready_file.unlink(missing_ok=True)
+        self._ready_file.remove()
         if engine.done():
             await _within(_LAST_STEP_S, asyncio.shield(signal))  # the last outputs are in now
             await intake.abandon()
@@ -353,11 +345,7 @@ class EngineProcess:
 
     def _announce(self, port: int) -> None:
         log.info("engine.ready", engine=self._engine, http_port=port)
-        if self._ready_file is not None:
-            ready = {"http_port": port, "pid": os.getpid(), "engine": self._engine}
-            fresh = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}")
-            fresh.write_text(json.dumps(ready))
-            fresh.replace(self._ready_file)  # a reader sees the whole of it or nothing
+        self._ready_file.write({"http_port": port, "engine": self._engine})
 
 
 def process_id(name: str | None) -> str:

@@ -14,19 +14,6 @@ T = TypeVar("T")
 _PREFIX = "headrace-"
 
 
-def new_io_loop() -> asyncio.AbstractEventLoop:
-    """The io thread's event loop: uvloop where there is one, which costs less for each message."""
-    if sys.platform == "win32":
-        return asyncio.new_event_loop()
-    import uvloop
-
-    return uvloop.new_event_loop()
-
-
-class Stopped(Exception):
-    """The process was asked to stop before this work was done."""
-
-
 async def in_thread(name: str, body: Callable[[], T]) -> T:
     """Runs ``body`` on a thread of its own. Cancelling stops the waiting, not the thread.
 
@@ -64,22 +51,6 @@ def leave_if_busy(code: int) -> None:
     if any(thread.name.startswith(_PREFIX) for thread in threading.enumerate()):
         sys.stderr.flush()
         os._exit(code)
-
-
-async def unless_stopped(stopping: asyncio.Event, work: Coroutine[object, object, T]) -> T:
-    """The result of ``work``; cancels it and raises ``Stopped`` when ``stopping`` is set first."""
-    doing = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(stopping.wait())
-    try:
-        await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        watching.cancel()
-        if not doing.done():
-            doing.cancel()
-        await asyncio.wait({doing, watching})
-    if doing.cancelled():
-        raise Stopped
-    return doing.result()
 
 
 @contextlib.asynccontextmanager

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
-import json
 import os
 import secrets
-import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from headrace_kit.clock import Clock, SystemClock
 from headrace_kit.errors import SettingsError
-from headrace_kit.flags import add_flags, given_flags
 from headrace_kit.lifecycle import install_signals
 from headrace_kit.log import configure_logging, get_logger
 from headrace_kit.metrics import Registry
-from headrace_kit.settings import load_report, load_secrets
+from headrace_kit.process import (
+    FAILED,
+    OK,
+    REFUSED,
+    ReadyFile,
+    Stopped,
+    new_loop,
+    read_settings,
+    unless_stopped,
+)
 from headrace_kit.traces import Tracing
 from headrace_transport.connection import connect_gateway
 from headrace_transport.errors import ServerUnsuitable, TransportUnavailable
@@ -43,12 +47,6 @@ from headrace_gateway.text.pipeline import TextPipeline
 
 log = get_logger(__name__)
 
-T = TypeVar("T")
-
-OK: Final = 0
-FAILED: Final = 1
-REFUSED: Final = 2
-"""Exit codes: stopped as asked; broke; would not start with these settings or this server."""
 CONNECT_EVERY_S: Final = 1.0
 LAST_WORDS_S: Final = 1.0
 """How long connections get after the drain to send their error event."""
@@ -60,27 +58,26 @@ LEAVE_S: Final = 0.5
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the gateway process; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="headrace-gateway", description=__doc__)
-    parser.add_argument("--config", metavar="FILE", help="settings file (yaml, section gateway)")
-    add_flags(parser, GatewaySettings)
-    flags = parser.parse_args(argv)
-    try:
-        loaded = load_report(GatewaySettings, cli=given_flags(flags), file=flags.config)
-        hidden = load_secrets(GatewaySecrets)
-        pepper = pepper_of(hidden)
-    except SettingsError as error:
-        print(f"headrace-gateway: {error}", file=sys.stderr)  # noqa: T201 - logging is not set up
+    read = read_settings(
+        GatewaySettings,
+        GatewaySecrets,
+        argv,
+        description=__doc__,
+        check=lambda _settings, hidden: pepper_of(hidden),
+    )
+    if read is None:
         return REFUSED
+    loaded, hidden = read
     settings = loaded.settings
     configure_logging(service="gateway", level=settings.log_level, format=settings.log_format)
     loaded.announce(log)
     process = GatewayProcess(
         settings,
-        pepper,
+        pepper_of(hidden),
         password=_revealed(hidden.redis_password),
         initial_key=_revealed(hidden.initial_key),
     )
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(process.run())
 
 
@@ -123,7 +120,7 @@ class GatewayProcess:
         self._clock = clock or SystemClock()
         self._registry = Registry("gateway")
         self._process = f"{settings.name}-{secrets.token_hex(4)}"
-        self._ready_file = None if settings.ready_file is None else Path(settings.ready_file)
+        self._ready_file = ReadyFile(settings.ready_file)
 
     async def run(self) -> int:
         """Starts, serves, drains. What refuses to start says so in one line."""
@@ -132,10 +129,12 @@ class GatewayProcess:
         try:
             http = HttpServer(self._settings.http_host, self._settings.http_port)
             try:
-                wire = await _unless(stopping, self._connect())
-                if wire is not None:
-                    await _unless(stopping, self._adopt_initial_key(wire))
-                    await self._serve(wire, http, stopping)
+                wire = await unless_stopped(stopping, self._connect())
+                with suppress(Stopped):
+                    await unless_stopped(stopping, self._adopt_initial_key(wire))
+                await self._serve(wire, http, stopping)
+            except Stopped:
+                log.info("gateway.stopped_early")
             finally:
                 http.stop()
         except (ServerUnsuitable, SettingsError, OSError) as error:
@@ -258,8 +257,7 @@ class GatewayProcess:
     async def _drain(self, service: InferenceService, readiness: Readiness, rpc: RpcServer) -> None:
         """Not ready at once; then no new calls; then the streams end, or are ended."""
         log.info("gateway.draining", drain_s=self._settings.drain_s)
-        if self._ready_file is not None:
-            self._ready_file.unlink(missing_ok=True)
+        self._ready_file.remove()
         readiness.draining = True
         await rpc.not_serving()
         await asyncio.sleep(self._settings.drain_notice_s)
@@ -267,38 +265,10 @@ class GatewayProcess:
 
     def _announce(self, http_port: int, grpc_port: int) -> None:
         log.info("gateway.ready", gateway=self._process, http_port=http_port, grpc_port=grpc_port)
-        if self._ready_file is None:
-            return
-        ready = {
-            "http_port": http_port,
-            "grpc_port": grpc_port,
-            "pid": os.getpid(),
-            "gateway": self._process,
-        }
-        fresh = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}")
-        fresh.write_text(json.dumps(ready))
-        fresh.replace(self._ready_file)  # a reader sees the whole of it or nothing
+        self._ready_file.write(
+            {"http_port": http_port, "grpc_port": grpc_port, "gateway": self._process}
+        )
 
 
 def _revealed(secret: SecretStr | None) -> str | None:
     return None if secret is None else secret.get_secret_value()
-
-
-async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The work's result, or what it raised; None when the stop came first."""
-    working, asked = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
-    try:
-        await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
-    finally:
-        for task in (working, asked):
-            task.cancel()
-        await asyncio.wait({working, asked})
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if sys.platform == "win32":
-        return None
-    import uvloop  # not to be had everywhere
-
-    return uvloop.new_event_loop
