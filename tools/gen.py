@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from chartgen import alerts, dashboards, readme, schema
 from headrace_contracts import codes, keys
 from headrace_engine.metrics import EngineMetrics
 from headrace_engine.settings import EngineSecrets, EngineSettings
@@ -181,6 +182,12 @@ def everything() -> dict[str, str]:
         "docs/reference/engine.schema.json": json_schema(EngineSettings),
         "docs/reference/config.schema.json": file_schema(),
         "docker/.env.example": environment_example(),
+        "charts/headrace/values.schema.json": schema.text(),
+        "charts/headrace/README.md": readme.text(),
+        "charts/headrace/files/alerts.yaml": alerts.text(),
+    } | {
+        f"charts/headrace/files/dashboards/{board.uid}.json": dashboards.text(board)
+        for board in dashboards.BOARDS
     }
 
 

@@ -2,8 +2,8 @@
 
 usage: lock.py [--upgrade]
 
-``runtime.txt`` holds what the members' pyproject files ask for; ``dev.txt`` and ``peers.txt``
-come from the ``.in`` files beside them. Run on the oldest supported Python.
+``runtime.txt`` holds what the members' pyproject files ask for; ``dev.txt``, ``peers.txt``,
+``images.txt``, ``charts.txt`` and ``checkov.txt`` come from the ``.in`` files beside them. Run on the oldest supported Python.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ def main() -> int:
         compile_set(runtime, "runtime.txt", upgrade)
     compile_set(OUT / "dev.in", "dev.txt", upgrade)
     compile_set(OUT / "peers.in", "peers.txt", upgrade)
+    compile_set(OUT / "images.in", "images.txt", upgrade)
+    compile_set(OUT / "charts.in", "charts.txt", upgrade)
+    compile_set(OUT / "checkov.in", "checkov.txt", upgrade)
     return 0
 
 

@@ -8,7 +8,7 @@
 {{- end -}}
 {{- $made := dict -}}
 {{- range $key, $own := $models -}}
-{{- $model := mustMergeOverwrite (deepCopy $.Values.engineDefaults) (deepCopy ($own | default dict)) -}}
+{{- $model := mustMergeOverwrite (deepCopy $.Values.engineDefaults) (deepCopy ($own | default (dict "enabled" false))) -}}
 {{- if $model.enabled -}}
 {{- $_ := set $model "key" $key -}}
 {{- $_ := set $model "name" ($model.name | default $key) -}}
