@@ -9,32 +9,25 @@ Next     headrace_engine.intake.gateway
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from headrace_contracts.codes import Code
 from headrace_contracts.keys import BANDS
-from headrace_contracts.limits import (
-    MAX_CHOICES,
-    MAX_LOGIT_BIAS,
-    MAX_STOP_TOKEN_IDS,
-    MAX_TOP_LOGPROBS,
-    WIRE_VERSION,
-)
+from headrace_contracts.limits import MAX_CHOICES, WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import MediaItem, RequestRecord
 from headrace_contracts.pb.queue_pb2 import Sampling as SamplingMessage
 
 from headrace_engine.errors import RequestRejected
-from headrace_engine.state.request import REAL_BOUNDS, Request, RequestHandle, Sampling, Tokens
+from headrace_engine.state.request import Request, RequestHandle, Sampling, Tokens
+from headrace_engine.state.sampling import check_counts, check_sampling, invalid, within
 
 _MEDIA = {
     MediaItem.KIND_IMAGE: "an image",
     MediaItem.KIND_AUDIO: "an audio part",
     MediaItem.KIND_VIDEO: "a video",
 }
-_MANY = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +82,7 @@ def validate(
 
 def _check_record(record: RequestRecord, bounds: Bounds) -> None:
     if record.version != WIRE_VERSION:
-        raise _invalid(f"record version {record.version}; this engine reads {WIRE_VERSION}")
+        raise invalid(f"record version {record.version}; this engine reads {WIRE_VERSION}")
     if record.model != bounds.model:
         raise RequestRejected(
             Code.MODEL_NOT_FOUND, f"this engine serves {bounds.model!r}, not {record.model!r}"
@@ -99,10 +92,10 @@ def _check_record(record: RequestRecord, bounds: Bounds) -> None:
         raise RequestRejected(
             Code.UNSUPPORTED_PARAMETER, f"{bounds.model} is a text model: it cannot take {kind}"
         )
-    _within("n", record.n, 1, MAX_CHOICES)
-    _within("band", record.band, 0, BANDS - 1)
+    within("n", record.n, 1, MAX_CHOICES)
+    within("band", record.band, 0, BANDS - 1)
     if not record.prompt:
-        raise _invalid("the prompt has no tokens")
+        raise invalid("the prompt has no tokens")
 
 
 def _check_lengths(prompt: int, new: int, bounds: Bounds) -> None:
@@ -117,67 +110,29 @@ def _check_lengths(prompt: int, new: int, bounds: Bounds) -> None:
 def _ids(what: str, ids: Sequence[int], bounds: Bounds) -> Tokens:
     array = np.fromiter(ids, dtype=np.int64, count=len(ids))
     if len(array) and int(array.max()) >= bounds.vocabulary:
-        raise _invalid(
+        raise invalid(
             f"{what}: token id {int(array.max())}; the vocabulary has {bounds.vocabulary}"
         )
     return array.astype(np.int32)
 
 
 def _sampling(message: SamplingMessage, bounds: Bounds) -> Sampling:
-    _check_shape(message)
-    _ids("logit_bias", message.bias_ids, bounds)
-    _ids("stop_token_ids", message.stop_token_ids, bounds)
-    _within("max_new_tokens", message.max_new_tokens, 1, _MANY)  # its own check has the numbers
-    _within("min_new_tokens", message.min_new_tokens, 0, message.max_new_tokens)
-    return Sampling(
+    check_counts(len(message.bias_ids), len(message.bias_values), len(message.stop_token_ids))
+    sampling = Sampling(
         max_new_tokens=message.max_new_tokens,
         min_new_tokens=message.min_new_tokens,
-        temperature=_real("temperature", message.temperature, *REAL_BOUNDS["temperature"]),
+        temperature=message.temperature,
         top_k=min(message.top_k, bounds.vocabulary),  # above it means the same
-        top_p=_real("top_p", message.top_p, *REAL_BOUNDS["top_p"]),
-        min_p=_real("min_p", message.min_p, *REAL_BOUNDS["min_p"]),
-        presence_penalty=_real(
-            "presence_penalty", message.presence_penalty, *REAL_BOUNDS["presence_penalty"]
-        ),
-        frequency_penalty=_real(
-            "frequency_penalty", message.frequency_penalty, *REAL_BOUNDS["frequency_penalty"]
-        ),
-        repetition_penalty=_positive("repetition_penalty", message.repetition_penalty),
+        top_p=message.top_p,
+        min_p=message.min_p,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty,
         bias_ids=tuple(message.bias_ids),
-        bias_values=tuple(
-            _real("logit_bias", value, -math.inf, math.inf) for value in message.bias_values
-        ),
+        bias_values=tuple(message.bias_values),
         seed=message.seed,
         stop_token_ids=frozenset(message.stop_token_ids),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
     )
-
-
-def _check_shape(message: SamplingMessage) -> None:
-    if len(message.bias_ids) != len(message.bias_values):
-        raise _invalid("logit_bias: as many ids as values are needed")
-    _within("entries of logit_bias", len(message.bias_ids), 0, MAX_LOGIT_BIAS)
-    _within("stop_token_ids", len(message.stop_token_ids), 0, MAX_STOP_TOKEN_IDS)
-    if message.HasField("logprobs"):
-        _within("logprobs", message.logprobs, 0, MAX_TOP_LOGPROBS)
-
-
-def _within(what: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise _invalid(f"{what} is {value}; it must be {low} to {high}")
-
-
-def _real(what: str, value: float, low: float, high: float) -> float:
-    if not math.isfinite(value) or not low <= value <= high:
-        raise _invalid(f"{what} is {value:g}; it must be {low:g} to {high:g}")
-    return value
-
-
-def _positive(what: str, value: float) -> float:
-    if not math.isfinite(value) or value <= 0:
-        raise _invalid(f"{what} is {value:g}; it must be above 0")
-    return value
-
-
-def _invalid(message: str) -> RequestRejected:
-    return RequestRejected(Code.INVALID_REQUEST, message)
+    check_sampling(sampling, bounds.vocabulary)
+    return sampling

@@ -9,10 +9,8 @@ Next     headrace_engine.intake.gateway
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf
-from typing import Final, NewType
+from typing import NewType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +20,6 @@ RequestHandle = NewType("RequestHandle", int)
 
 Tokens = NDArray[np.int32]
 """``tokens[position]`` int32."""
-
-
-REAL_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
-    "temperature": (0.0, inf),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-}
-"""Least and greatest value of real fields of ``Sampling``, which are finite besides."""
 
 
 @dataclass(frozen=True, slots=True)
