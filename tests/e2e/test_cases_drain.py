@@ -153,7 +153,8 @@ def test_top_names_an_engine_and_drain_ends_it(stack: ServedStack, api: Api) -> 
     with ThreadPoolExecutor(2) as threads:
         streams = stream(api, threads, LONG, 2)
         until(lambda: engine_metrics(stack)[RUNNING] == 2, "nothing runs")
-        assert process in cli(stack, "drain", "engine-", "--grace", "20")
+        told = cli(stack, "drain", "engine-", "--grace", "20", "--wait")
+        assert told.splitlines()[-1] == f"{process} has ended"
         assert [each.result().dones for each in streams] == [1] * 2
     until(lambda: len(restarts(stack)) > before, "it did not end")
     assert "ended with code 0" in restarts(stack)[before]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from headrace_cli.errors import CommandFailed
-from headrace_cli.fleet import Fleet, drain, picture
+from headrace_cli.fleet import Fleet, drain, gone, picture
 from headrace_cli.state import StateDir
 from headrace_contracts.pb.queue_pb2 import ModelCard
 from headrace_transport.interface import EngineInfo
@@ -58,6 +60,15 @@ async def test_an_engine_is_told_to_drain_by_its_id_or_its_beginning(
     ((_, control),) = await deployment.engine.read_control(IDS[0], "0-0", block_ms=1)
     assert control.drain.grace_ms == 1500
     assert await deployment.engine.read_control(IDS[1], "0-0", block_ms=1) == []
+
+
+async def test_waiting_for_an_engine_ends_when_it_has_left(deployment: Deployment) -> None:
+    waiting = asyncio.create_task(gone(deployment.wire, IDS[0]))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await deployment.engine.leave_engine(EngineInfo(IDS[0], "m", "draining", 0, 0, 64, 64))
+    async with asyncio.timeout(20):
+        await waiting
 
 
 async def test_an_unknown_or_ambiguous_engine_is_not_drained(deployment: Deployment) -> None:

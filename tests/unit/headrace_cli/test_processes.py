@@ -67,11 +67,14 @@ def test_only_what_was_asked_for_is_told_to_the_engine(tmp_path: Path) -> None:
 def test_the_persons_environment_goes_before_our_defaults(tmp_path: Path) -> None:
     spec = processes(tmp_path).engine()
     assert spec.environ["HEADRACE_ENGINE_DRAIN_S"] == "2"
-    assert spec.stop_within_s == 6
+    assert spec.stop_within_s == 8
     own = {"HEADRACE_ENGINE_DRAIN_S": "9", "HEADRACE_ENGINE_LEASE_MS": "700", "HOME": "/h"}
     spec = processes(tmp_path, environ=own).engine()
     assert own.items() <= dict(spec.environ).items()
-    assert spec.stop_within_s == 13
+    assert spec.stop_within_s == 15
+    own = {"HEADRACE_GATEWAY_DRAIN_S": "9", "HEADRACE_GATEWAY_DRAIN_NOTICE_S": "3"}
+    gateway = processes(tmp_path, environ=own).gateway(0)
+    assert gateway.stop_within_s == 18
 
 
 @pytest.mark.parametrize("by_flag", [False, True])
@@ -86,7 +89,7 @@ def test_the_file_goes_before_our_defaults(tmp_path: Path, by_flag: bool) -> Non
     assert "HEADRACE_ENGINE_LOG_FORMAT" not in spec.environ
     assert spec.environ["HEADRACE_ENGINE_LEASE_MS"] == "5000"
     assert spec.environ["HEADRACE_CONFIG_FILE"] == str(config)
-    assert spec.stop_within_s == 9
+    assert spec.stop_within_s == 11
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ from headrace_cli.state import StateDir
 
 _HOME: Final = "\x1b[H\x1b[2J"
 """Clears a terminal."""
+_LOOK_EVERY_S: Final = 0.2
+"""Time between two looks whether an engine is still there."""
 _HEAD: Final = ("ENGINE", "STATE", "RUNNING", "WAITING", "BLOCKS HELD")
 
 
@@ -100,7 +102,7 @@ async def drain(wire: GatewayWire, name: str, *, grace_s: float | None) -> str:
 
     ``name``: a process id, or its beginning where no other begins alike.
     """
-    known = [info.process for card in await wire.cards() for info in await wire.engines(card.model)]
+    known = await _processes(wire)
     found = [process for process in known if process == name] or [
         process for process in known if process.startswith(name)
     ]
@@ -112,11 +114,25 @@ async def drain(wire: GatewayWire, name: str, *, grace_s: float | None) -> str:
     return found[0]
 
 
-async def run_drain(fleet: Fleet, name: str, *, grace_s: float | None) -> None:
-    """``drain``, told."""
+async def gone(wire: GatewayWire, process: str) -> None:
+    """Returns when the engine has left, or its lease lapsed; for ever if it stays."""
+    while process in await _processes(wire):  # noqa: ASYNC110 - nothing tells of an end
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+async def run_drain(fleet: Fleet, name: str, *, grace_s: float | None, wait: bool) -> None:
+    """``drain``, told; with ``wait`` until it is over."""
     async with fleet.open() as wire:
         process = await drain(wire, name, grace_s=grace_s)
-    print(f"{process} takes no more requests, and ends when its own have ended or moved on")
+        print(f"{process} takes no more requests, and ends when its own have ended or moved on")
+        if wait:
+            await gone(wire, process)
+            print(f"{process} has ended")
+
+
+async def _processes(wire: GatewayWire) -> list[str]:
+    """Ids of all engines."""
+    return [info.process for card in await wire.cards() for info in await wire.engines(card.model)]
 
 
 def _row(engine: EngineInfo) -> tuple[str, ...]:

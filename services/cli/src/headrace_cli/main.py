@@ -417,13 +417,14 @@ def drain(
         float | None,
         typer.Option(min=0, help="Seconds for what runs [default: the engine's drain_s]."),
     ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it has ended.")] = False,
     redis_url: RedisOption = None,
     state_dir: StateOption = None,
 ) -> None:
     """Let an engine finish or hand over what it runs, and end."""
     from headrace_cli import fleet
 
-    asyncio.run(fleet.run_drain(_fleet(redis_url, state_dir), engine, grace_s=grace))
+    asyncio.run(fleet.run_drain(_fleet(redis_url, state_dir), engine, grace_s=grace, wait=wait))
 
 
 @app.command()

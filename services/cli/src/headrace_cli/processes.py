@@ -22,8 +22,8 @@ GATEWAY_DRAIN_S: Final = 2.0
 ENGINE_DRAIN_S: Final = 2.0
 ENGINE_LEASE_MS: Final = "5000"
 """All on one machine: a lease need not outlast a network."""
-STOP_SLACK_S: Final = 4.0
-"""Beyond its drain time, how long a process may take to stop."""
+STOP_SLACK_S: Final = 6.0
+"""Beyond its drain time, how long a process may take to stop: last events, last words, good-bye."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +126,7 @@ class Processes:
             if key.lower() not in in_file:  # the environment would win over the file
                 environ.setdefault(prefix + key, value)
         longest_drain = environ.get(prefix + "DRAIN_S", str(in_file.get("drain_s")))
+        notice = environ.get(prefix + "DRAIN_NOTICE_S", str(in_file.get("drain_notice_s")))
         environ |= {prefix + key: value for key, value in values.items()}
         environ |= {
             prefix + "REDIS_URL": self.redis_url,
@@ -146,7 +147,7 @@ class Processes:
             environ=environ,
             is_ready=is_ready,
             before_start=lambda: ready_file.unlink(missing_ok=True),
-            stop_within_s=_seconds(longest_drain, drain_s) + STOP_SLACK_S,
+            stop_within_s=_seconds(longest_drain, drain_s) + _seconds(notice, 0.0) + STOP_SLACK_S,
             log_file=self._log(name),
         )
 
