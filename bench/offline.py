@@ -220,8 +220,6 @@ def settings_for(given: dict[str, object], size: Size) -> EngineSettings:
         "context_tokens": size.tokens(8192) + 64,
         "echo_tokenizer": False,
     }
-    if given.get("executor") == "cuda":
-        defaults["cache_bytes"] = 64 << 30
     return load(EngineSettings, cli=defaults | given)
 
 

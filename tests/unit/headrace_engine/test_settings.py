@@ -46,6 +46,12 @@ def test_a_contradiction_is_named_with_both_values(
         assert word in str(caught.value)
 
 
+def test_a_share_of_a_gpu_is_refused_where_none_is_used() -> None:
+    with pytest.raises(SettingsError, match="gpu_memory_utilization is set, but executor cpu"):
+        check_settings(EngineSettings(gpu_memory_utilization=0.5))
+    check_settings(EngineSettings(executor="cuda", gpu_memory_utilization=0.5))
+
+
 def test_every_contradiction_is_named_at_once() -> None:
     with pytest.raises(SettingsError) as caught:
         check_settings(EngineSettings(max_batch=9000, block_tokens=512))

@@ -15,7 +15,7 @@ from headrace_kit.log import get_logger
 from headrace_transport.interface import EngineWire
 
 from headrace_engine.errors import ModelRejected
-from headrace_engine.executor.base import Executor
+from headrace_engine.executor.base import Executor, ExecutorLimits, MeasuresItsMemory
 from headrace_engine.executor.echo import EchoExecutor
 from headrace_engine.model.families.llama import gguf_architecture, hf_architecture
 from headrace_engine.model.loader.formats import Progress
@@ -25,7 +25,7 @@ from headrace_engine.model.loader.safetensors import read_json
 from headrace_engine.model.loader.source import resolve
 from headrace_engine.model.loader.tokenizer_files import TokenizerFiles, tokenizer_from_folder
 from headrace_engine.scheduler.settings import SchedulerSettings
-from headrace_engine.settings import EngineSettings, block_tokens
+from headrace_engine.settings import DEFAULT_CACHE_BYTES, EngineSettings, block_tokens
 
 log = get_logger(__name__)
 
@@ -100,12 +100,12 @@ def fit(settings: EngineSettings, executor: Executor) -> SchedulerSettings:
     shape = executor.shape
     block = block_tokens(settings)
     block_bytes = executor.block_bytes(block)
-    blocks = settings.cache_blocks or settings.cache_bytes // block_bytes
     wanted = settings.context_tokens or shape.context_tokens
     if wanted > shape.context_tokens:
         raise ModelRejected(
             f"context_tokens is {wanted}; {shape.name} supports {shape.context_tokens}"
         )
+    blocks = settings.cache_blocks or _cache_bytes(settings, executor, wanted) // block_bytes
     room = blocks * block
     if blocks < 2:
         raise ModelRejected(
@@ -135,6 +135,20 @@ def fit(settings: EngineSettings, executor: Executor) -> SchedulerSettings:
         )
     except ValueError as error:
         raise ModelRejected(str(error)) from error
+
+
+def _cache_bytes(settings: EngineSettings, executor: Executor, context_tokens: int) -> int:
+    if settings.cache_bytes is not None or not isinstance(executor, MeasuresItsMemory):
+        return settings.cache_bytes or DEFAULT_CACHE_BYTES
+    limits = ExecutorLimits(
+        slots=settings.max_batch,
+        batch_tokens=settings.batch_tokens,
+        sequence_tokens=context_tokens + settings.phases,
+        block_tokens=block_tokens(settings),
+        region_bytes=0,
+        phases=settings.phases,
+    )
+    return executor.cache_room(limits, settings.gpu_memory_utilization) or DEFAULT_CACHE_BYTES
 
 
 async def publish_card(

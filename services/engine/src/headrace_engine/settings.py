@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Final, Literal
 
 from headrace_kit.errors import SettingsError
 from headrace_kit.log import Format, Level
@@ -51,8 +51,12 @@ class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
     what outgrows it ends as `length`."""
     block_tokens: int | None = setting(None, ge=1, le=1024, unit="tokens")
     """Tokens of one cache block. When absent 16, and 64 on `cuda`."""
-    cache_bytes: int = setting(1 << 30, ge=1 << 16, unit="bytes")
-    """Size of the KV cache. Allocated once, at start."""
+    cache_bytes: int | None = setting(None, ge=1 << 16, unit="bytes")
+    """Size of the KV cache. Allocated once, at start. When absent 1 GiB, and on `cuda` what
+    `gpu_memory_utilization` leaves."""
+    gpu_memory_utilization: float = setting(0.9, gt=0, le=0.99)
+    """Share of the GPU's memory that may be in use once the engine has started, whoever uses it. The
+    KV cache gets what weights, scratch and graphs leave, unless its size is set. Only on `cuda`."""
     cache_blocks: int | None = setting(None, ge=1, unit="blocks")
     """Size of the KV cache in blocks; wins over `cache_bytes`. For tests and experiments."""
     phases: int = setting(2, ge=1, le=2, unit="batches")
@@ -77,7 +81,14 @@ class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
     """Whether no other process can run under this `name`, as a supervisor or a StatefulSet sees to
     it. What an earlier one held when it was killed is then taken over at once, not after its lease."""
     redis_url: str = setting("redis://127.0.0.1:6379/0", min_length=1)
-    """Redis or Valkey server. The password is a secret of its own."""
+    """URL of the Redis or Valkey server, without the password. Over TLS `rediss://…`; found through
+    sentinels `redis+sentinel://host:port,host:port/service/db`."""
+    redis_ca_file: str | None = setting(None)
+    """Authority that signed the server's certificate, for `rediss://`; the system's when absent."""
+    redis_cert_file: str | None = setting(None)
+    """A certificate of ours, for a server that asks for one."""
+    redis_key_file: str | None = setting(None)
+    """The key of `redis_cert_file`."""
     lease_ms: int = setting(10_000, ge=200, le=600_000, unit="ms")
     """How long a request stays ours without renewal. Renewed at a third of it."""
     resume_grace_s: float = setting(0.0, ge=0, le=86_400, unit="s")
@@ -139,6 +150,12 @@ class EngineSecrets(Secrets, env_prefix="HEADRACE_ENGINE_"):
 
     redis_password: SecretStr | None = None
     """Password of the server, where it wants one."""
+    redis_sentinel_password: SecretStr | None = None
+    """Password of the sentinels themselves, where they want one."""
+
+
+DEFAULT_CACHE_BYTES: Final = 1 << 30
+"""KV cache of an executor whose device does not bound it."""
 
 
 def block_tokens(settings: EngineSettings) -> int:
@@ -168,6 +185,11 @@ def check_settings(settings: EngineSettings) -> None:
             for name, value in (("dtype", settings.dtype), ("kv_dtype", settings.kv_dtype))
             if value not in ("auto", "bfloat16")
         ]
+    elif "gpu_memory_utilization" in settings.model_fields_set:
+        problems.append(
+            f"gpu_memory_utilization is set, but executor {settings.executor} uses no GPU: "
+            "set cache_bytes"
+        )
     if settings.journal_file is not None and not settings.journal_bytes:
         problems.append("journal_file is set, but journal_bytes is 0: no journal is kept")
     if settings.stall_s * 1000 < settings.lease_ms / 3:

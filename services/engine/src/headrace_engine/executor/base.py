@@ -10,7 +10,7 @@ Next     headrace_engine.executor.thread
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from headrace_engine.state.batch import BatchData
 
@@ -82,5 +82,18 @@ class Executor(Protocol):
         """Frees what ``start`` allocated, also after an error. ``start`` may follow.
 
         Weights go with the object: an engine that sleeps keeps it, or lets go of it.
+        """
+        ...
+
+
+@runtime_checkable
+class MeasuresItsMemory(Protocol):
+    """An executor whose device has memory of its own, which bounds the region."""
+
+    def cache_room(self, limits: ExecutorLimits, share: float) -> int | None:
+        """Bytes left for the region when ``share`` of the device's memory may be in use.
+
+        Asked before ``start``; ``limits.region_bytes`` means nothing. None: nothing bounds it.
+        Raises ModelRejected when nothing is left.
         """
         ...

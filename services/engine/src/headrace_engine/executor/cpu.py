@@ -121,10 +121,6 @@ class CpuExecutor:
         """See Executor."""
         return self._layout(block_tokens).block_bytes
 
-    def cache_room(self, limits: ExecutorLimits, share: float) -> int | None:
-        """See Executor: host memory is not bounded here."""
-        return None
-
     def start(self, limits: ExecutorLimits) -> None:
         """See Executor."""
         self._region: NDArray[np.uint8] = allocate_region(limits.region_bytes)

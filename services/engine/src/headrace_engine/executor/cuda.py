@@ -14,18 +14,25 @@ replays of graphs captured for a ladder of batch sizes and the classes of ``cuda
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final
 
 import numpy as np
 import torch
 from headrace_contracts.limits import MAX_TOP_LOGPROBS
+from headrace_kit.log import get_logger
 from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace_engine.errors import ModelRejected
 from headrace_engine.executor.base import ExecutorLimits, ModelShape
+from headrace_engine.executor.cuda_memory import (
+    GRAPH_BYTES,
+    MemoryPlan,
+    allocating,
+    measured,
+)
 from headrace_engine.executor.cuda_sampling import CLASSES, CudaSampler, StepClass
 from headrace_engine.kernels.gpu.prefill_attention import tile_tokens
 from headrace_engine.kernels.gpu.prepare import UNIT_BYTES, Message, aligned, prepare
@@ -34,6 +41,8 @@ from headrace_engine.model.cuda_weights import CudaWeights, load_weights
 from headrace_engine.model.loader.formats import Progress
 from headrace_engine.model.opening import OpenedModel, open_model
 from headrace_engine.state.batch import BatchData, BatchOutput, ResolvedCopy
+
+log = get_logger(__name__)
 
 _LADDER: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
@@ -75,6 +84,7 @@ class CudaExecutor:
         )
         self._running: deque[tuple[BatchData, _Phase, int]] = deque()
         self._graphs: dict[tuple[int, StepClass], torch.cuda.CUDAGraph] = {}
+        self._plan: MemoryPlan | None = None
 
     @classmethod
     def load(
@@ -102,7 +112,11 @@ class CudaExecutor:
             opened.weights.config.context_tokens,
             context_tokens or opened.weights.config.context_tokens,
         )
-        return cls(opened, load_weights(opened.weights, place, dtype, positions, progress))
+        hint = "take a smaller model or a larger card"
+        stored = opened.weights.stored_bytes
+        with allocating(f"weights ({stored / 2**30:.2f} GiB in the file)", place, hint):
+            weights = load_weights(opened.weights, place, dtype, positions, progress)
+        return cls(opened, weights)
 
     @property
     def shape(self) -> ModelShape:
@@ -123,8 +137,76 @@ class CudaExecutor:
         """See Executor."""
         return -(-self._token_bytes * block_tokens // UNIT_BYTES) * UNIT_BYTES
 
+    def cache_room(self, limits: ExecutorLimits, share: float) -> int | None:
+        """See MeasuresItsMemory. Runs the largest step once, and frees everything again."""
+        if not self._on_gpu:
+            return None
+        device = self._device
+        torch.cuda.empty_cache()
+        weights = torch.cuda.memory_reserved(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        block_bytes = self.block_bytes(limits.block_tokens)
+        try:
+            with allocating("activations", device, "lower max_batch or batch_tokens"):
+                self._allocate(replace(limits, region_bytes=block_bytes))
+                with torch.inference_mode():
+                    self._run_largest()
+                    torch.cuda.synchronize(device)
+                    activations = torch.cuda.max_memory_reserved(device) - weights
+                    torch.cuda.empty_cache()
+                    held = torch.cuda.memory_reserved(device)
+                    torch.cuda.reset_peak_memory_stats(device)
+                    self._decode_step(self._inbox, self._ladder[-1], CLASSES[-1])
+                    torch.cuda.synchronize(device)
+                    replayed = torch.cuda.max_memory_reserved(device) - held
+            total, used, own = measured(device)
+        finally:
+            self.close()
+        graphs = replayed + GRAPH_BYTES * len(self._ladder) * len(CLASSES)
+        plan = MemoryPlan(total, share, used - own, weights, activations, graphs)
+        plan.check(block_bytes)
+        self._plan = plan
+        return plan.room
+
     def start(self, limits: ExecutorLimits) -> None:
         """See Executor. Captures every graph; whatever is missing afterwards is an error."""
+        if not self._on_gpu:
+            self._allocate(limits)
+            return
+        if self._plan is not None:
+            log.info("memory.planned", gib=self._plan.with_cache(limits.region_bytes).told())
+        with allocating(
+            f"the KV cache ({limits.region_bytes / 2**30:.2f} GiB) and scratch",
+            self._device,
+            "lower cache_bytes, gpu_memory_utilization, max_batch or batch_tokens",
+        ):
+            self._allocate(limits)
+        self._stream = torch.cuda.Stream(self._device)
+        before = measured(self._device)
+        with (
+            allocating("graphs", self._device, "lower gpu_memory_utilization or max_batch"),
+            torch.cuda.stream(self._stream),
+            torch.inference_mode(),
+        ):
+            self._warm()
+            self._capture()
+        self._stream.synchronize()
+        total, used, own = measured(self._device)
+        actual = MemoryPlan(
+            total,
+            self._plan.share if self._plan is not None else 1.0,
+            workspace=before[1] - before[2],
+            weights=self._weights.size,
+            activations=before[2] - self._weights.size - limits.region_bytes,
+            graphs=used - before[1],
+            cache=limits.region_bytes,
+        )
+        log.info("memory.used", gib=actual.told(), torch_gib=round(own / 2**30, 3))
+        if self._plan is not None and used > total * self._plan.share:
+            log.warning("memory.over_plan", used_gib=round(used / 2**30, 3), share=self._plan.share)
+
+    def _allocate(self, limits: ExecutorLimits) -> None:
+        """Everything but what runs once: the region, scratch, sampling state, messages."""
         self._limits = limits
         config = self._weights.config
         blocks = -(-limits.sequence_tokens // limits.block_tokens) + 1
@@ -151,12 +233,6 @@ class CudaExecutor:
         size = self._decode_message.host_tokens + limits.slots
         self._inbox = torch.zeros(size, dtype=torch.int32, device=self._device)
         self._ladder = [size for size in _LADDER if size < limits.slots] + [limits.slots]
-        if self._on_gpu:
-            self._stream = torch.cuda.Stream(self._device)
-            with torch.cuda.stream(self._stream), torch.inference_mode():
-                self._warm()
-                self._capture()
-            self._stream.synchronize()
 
     def submit(self, batch: BatchData) -> None:
         """See Executor."""
@@ -360,11 +436,19 @@ class CudaExecutor:
             for step in CLASSES:
                 self._decode_step(self._inbox, rows, step)
         self._decoder.warm_up()
-        for lengths in ((2,), (1, 96)):
+        for lengths in ([2], [1, 96]):
             if sum(lengths) <= self._limits.batch_tokens and len(lengths) <= self._limits.slots:
                 self._mixed(self._idle_batch(lengths), self._phases[0], CLASSES[0])
 
-    def _idle_batch(self, lengths: tuple[int, ...]) -> BatchData:
+    def _run_largest(self) -> None:
+        """A step of as many tokens as may come, in the fewest rows, and one of as many rows."""
+        limits = self._limits
+        whole, rest = divmod(limits.batch_tokens, limits.sequence_tokens)
+        lengths = [limits.sequence_tokens] * whole + [rest] * (rest > 0)
+        self._mixed(self._idle_batch(lengths[: limits.slots]), self._phases[0], CLASSES[0])
+        self._decode_step(self._inbox, self._ladder[-1], CLASSES[-1])
+
+    def _idle_batch(self, lengths: list[int]) -> BatchData:
         """Rows of the spare slot, which read block 0 and write nothing."""
         rows, spare = len(lengths), self._limits.slots
         nothing = np.zeros(rows, np.int32)
