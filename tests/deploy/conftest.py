@@ -1,0 +1,84 @@
+"""What tests of deployments share: a container engine, images built from a clean clone, times."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from containers.bases import make_bases
+from containers.cache import ROOT
+from containers.daemon import Daemon
+from containers.images import Images, build_images
+
+TIMES = pytest.StashKey[list[tuple[str, float]]]()
+
+
+class Timings(Protocol):
+    """Notes how long something took, for the end of the run. No test depends on it."""
+
+    def __call__(self, what: str, seconds: float) -> None: ...
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[TIMES] = []
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if times := config.stash[TIMES]:
+        terminalreporter.section("times")
+        for what, seconds in times:
+            terminalreporter.line(f"{seconds:7.1f} s  {what}")
+
+
+@pytest.fixture(scope="session")
+def timings(request: pytest.FixtureRequest) -> Timings:
+    """Notes how long something took; printed when the run ends."""
+    noted = request.config.stash[TIMES]
+
+    def note(what: str, seconds: float) -> None:
+        noted.append((what, seconds))
+
+    return note
+
+
+@pytest.fixture(scope="session")
+def containers(timings: Timings) -> Generator[Daemon]:
+    """A container engine with the base images: one that runs, or one that ends with the tests."""
+    daemon = Daemon()
+    assert (daemon.cache / "engine/bin/dockerd").exists(), (
+        "run `make test-deploy`, which installs it"
+    )
+    began = time.monotonic()
+    started = daemon.up()
+    try:
+        make_bases(daemon)
+        timings("container engine and base images", time.monotonic() - began)
+        yield daemon
+    finally:
+        if started:
+            daemon.down()
+
+
+@pytest.fixture(scope="session")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
+    """What a person has who cloned the repository: the newest commit and nothing else."""
+    folder = tmp_path_factory.mktemp("clone") / "headrace"
+    subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, folder], check=True)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def images(containers: Daemon, clone: Path, timings: Timings) -> Images:
+    """The three images, built from the clone without a network."""
+    began = time.monotonic()
+    built = build_images(containers, clone)
+    timings("images: gateway, engine and cli", time.monotonic() - began)
+    return built

@@ -1,0 +1,186 @@
+"""The images: built, small, run as anybody with nothing to write to, the same when built again."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from containers.cache import ROOT
+from containers.chart_tools import program
+from containers.daemon import Daemon
+from containers.images import Images, build, dockerfile_of
+
+LIMIT_MB: Final = {"gateway": 250, "cli": 320, "engine": 400}
+"""Millions of bytes with the base image, as `docker images` counts."""
+DOCKERFILES: Final = sorted(
+    [*ROOT.glob("docker/*.Dockerfile"), *ROOT.glob("tools/containers/bases/*.Dockerfile")]
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(params=["gateway", "engine", "cli"])
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def image(images: Images, name: str) -> str:
+    return getattr(images, name)  # one of its three fields
+
+
+def confined(*more: str) -> list[str]:
+    """`docker run` of anybody, who may do nothing, write nothing and reach nobody."""
+    user = f"{random.randint(20_000, 2_000_000_000)}:0"
+    return [
+        *("run", "--rm", "--read-only", "--cap-drop", "ALL", "--user", user),
+        *("--security-opt", "no-new-privileges", "--network", "none", *more),
+    ]
+
+
+def config_of(containers: Daemon, image: str) -> dict[str, Any]:
+    return json.loads(containers.docker("inspect", image))[0]
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_hadolint_finds_nothing(path: Path) -> None:
+    linter = [program("charts", "hadolint")]
+    if path.is_relative_to(ROOT / "tools"):
+        # Stand-ins for tests: the mirror decides what is newest.
+        linter += ["--ignore", "DL3008"]
+    done = subprocess.run([*linter, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "# syntax=" not in path.read_text()
+
+
+def test_the_image_is_small(containers: Daemon, image: str, name: str) -> None:
+    size = config_of(containers, image)["Size"] / 1e6
+    print(f"{image}: {size:.0f} MB")
+    assert size < LIMIT_MB[name]
+
+
+def test_the_image_says_what_it_is(containers: Daemon, image: str, name: str, clone: Path) -> None:
+    config = config_of(containers, image)["Config"]
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=clone, capture_output=True, text=True, check=True
+    )
+    labels = config["Labels"]
+    assert labels["org.opencontainers.image.version"] == image.rpartition(":")[2]
+    assert labels["org.opencontainers.image.revision"] == head.stdout.strip()
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert config["User"] == "10001:0"
+    assert config["Entrypoint"] == ["headrace" if name == "cli" else f"headrace-{name}"]
+    assert "HEADRACE" not in " ".join(
+        line for line in config["Env"] if "PASSWORD" in line or "PEPPER" in line
+    )
+
+
+def test_anybody_can_run_it_with_nothing_to_write_to(containers: Daemon, image: str) -> None:
+    assert "usage" in containers.docker(*confined(image, "--help")).lower()
+
+
+def test_every_module_of_ours_loads_as_anybody(containers: Daemon, image: str, name: str) -> None:
+    script = (
+        "import importlib, pkgutil, sys\n"
+        f"import headrace_{name} as ours\n"
+        "for found in pkgutil.walk_packages(ours.__path__, ours.__name__ + '.'):\n"
+        "    if not any(part in found.name for part in ('torch', 'cuda', 'gpu', '__main__',"
+        " 'reference')):\n"
+        "        importlib.import_module(found.name)\n"
+        "print(len([m for m in sys.modules if m.startswith('headrace_')]), 'torch' in sys.modules)"
+    )
+    out = containers.docker(*confined("--entrypoint", "python3", image, "-c", script))
+    modules, torch = out.split()
+    assert int(modules) > 20
+    assert torch == "False"
+
+
+def test_what_a_build_needs_is_not_in_it(containers: Daemon, image: str) -> None:
+    script = (
+        "import importlib.util, shutil\n"
+        "print([p for p in ('gcc', 'c++', 'pip', 'git', 'curl') if shutil.which(p)],"
+        " [m for m in ('torch', 'hatchling', 'cyclonedx', 'pytest') if importlib.util.find_spec(m)])"
+    )
+    out = containers.docker(*confined("--entrypoint", "python3", image, "-c", script))
+    assert out.strip() == "[] []"
+
+
+def test_its_bill_of_materials_lists_what_is_installed(
+    containers: Daemon, image: str, name: str
+) -> None:
+    script = (
+        "import json, importlib.metadata as m\n"
+        "print(json.dumps([json.load(open('/usr/share/doc/headrace/sbom.cdx.json')),"
+        " sorted([d.name.lower().replace('_', '-'), d.version] for d in m.distributions())]))"
+    )
+    out = containers.docker(
+        *confined("--entrypoint", "/opt/headrace/bin/python3", image, "-c", script)
+    )
+    bill, installed = json.loads(out)
+    assert bill["bomFormat"] == "CycloneDX"
+    listed = {
+        (part["name"].lower().replace("_", "-"), part["version"]) for part in bill["components"]
+    }
+    assert {(found[0], found[1]) for found in installed} <= listed
+    assert (f"headrace-{name}", "0.1.0") in listed
+    assert (
+        containers.docker(
+            *confined("--entrypoint", "cat", image, "/usr/share/doc/headrace/LICENSE")
+        )
+        == (ROOT / "LICENSE").read_text()
+    )
+
+
+def test_a_second_build_gives_the_same_layers(
+    containers: Daemon, images: Images, clone: Path
+) -> None:
+    """The stage that installs and the last one are built anew; what lies below is the base's."""
+    again = "headrace-gateway:again"
+    build(
+        containers,
+        clone,
+        dockerfile_of(images.gateway),
+        *("--tag", again, "--no-cache"),
+    )
+    first, second = (config_of(containers, image) for image in (images.gateway, again))
+    containers.docker("rmi", again)
+    assert first["RootFS"]["Layers"] == second["RootFS"]["Layers"]
+    assert first["Id"] == second["Id"]
+
+
+def test_the_engine_s_kernels_were_compiled_ahead(containers: Daemon, images: Images) -> None:
+    script = (
+        "from headrace_engine.kernels.build import LEVELS, built_library, prebuilt_library\n"
+        "import platform\n"
+        "found = prebuilt_library()\n"
+        "assert found and built_library() == found\n"
+        "print(len(list(found.parent.iterdir())) - len(LEVELS[platform.machine()]))"
+    )
+    out = containers.docker(*confined("--entrypoint", "python3", images.engine, "-c", script))
+    assert out.strip() == "0"
+
+
+def test_a_gateway_without_its_secrets_says_what_to_set(containers: Daemon, images: Images) -> None:
+    with pytest.raises(AssertionError, match="HEADRACE_GATEWAY_PEPPER is not set"):
+        containers.docker(*confined(images.gateway))
+
+
+def test_an_engine_with_a_wrong_model_says_so(containers: Daemon, images: Images) -> None:
+    """It needs no server to see that a setting is wrong."""
+    with pytest.raises(AssertionError, match="max_batch"):
+        containers.docker(*confined("--env", "HEADRACE_ENGINE_MAX_BATCH=none", images.engine))
+
+
+def test_the_cuda_variant_s_own_stages_are_sound(containers: Daemon, clone: Path) -> None:
+    """As far as it goes without its packages: the stage below torch, and the stage to run in."""
+    for target in ("dependencies", "runtime-cuda"):
+        build(
+            containers,
+            clone,
+            "docker/engine.Dockerfile",
+            *("--build-arg", "VARIANT=cuda", "--target", target),
+        )

@@ -1,0 +1,41 @@
+"""Base images made here, under the names that the Dockerfiles and compose take from a registry."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from containers.cache import told
+from containers.daemon import Daemon
+from containers.install import ROOTFS, mirror
+
+_FILES: Final = Path(__file__).with_name("bases")
+DEBIAN: Final = "debian:bookworm-slim"
+BASES: Final = {
+    "python:3.11-slim": ("python.Dockerfile", "slim"),
+    "python:3.11": ("python.Dockerfile", "full"),
+    "valkey/valkey:8.0": ("valkey.Dockerfile", None),
+}
+"""Image, its Dockerfile in ``bases`` and the target in it."""
+
+
+def make_bases(daemon: Daemon) -> None:
+    """Makes what is not in the cache. Packages come from this machine's mirror."""
+    if not daemon.docker("images", "--quiet", DEBIAN).strip():
+        with told(f"importing {DEBIAN}"):
+            daemon.docker("import", ROOTFS, DEBIAN, timeout_s=300)
+    for image, (file, target) in BASES.items():
+        with told(f"making {image}"):
+            chosen = () if target is None else ("--target", target)
+            daemon.docker(
+                *("build", "--network", "host", "--build-arg", f"MIRROR={mirror()}", *chosen),
+                *("--tag", image, "--file", _FILES / file, _FILES),
+                timeout_s=900,
+            )
+
+
+if __name__ == "__main__":
+    make_bases(Daemon())

@@ -1,0 +1,54 @@
+"""Where what is slow to make is kept between runs, outside the tree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+CACHE: Final = Path(os.environ.get("HEADRACE_CI_CACHE", "/var/cache/headrace-ci"))
+STATE: Final = Path(os.environ.get("HEADRACE_CI_STATE", "/run/headrace-ci"))
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(f"containers: {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def told(what: str) -> Generator[None]:
+    """Says what is done, and how long it took."""
+    say(f"{what} ...")
+    began = time.monotonic()
+    yield
+    say(f"{what}: {time.monotonic() - began:.0f} s")
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout_s: float = 900.0,
+) -> str:
+    """Standard output of a program. Ends with its output when it fails."""
+    arguments = [str(part) for part in command]
+    done = subprocess.run(
+        arguments,
+        env=None if env is None else os.environ | dict(env),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if done.returncode:
+        tail = (done.stdout + done.stderr)[-4000:]
+        raise SystemExit(f"containers: `{' '.join(arguments)}` failed ({done.returncode})\n{tail}")
+    return done.stdout

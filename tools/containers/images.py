@@ -1,0 +1,69 @@
+"""Builds our images from a folder of wheels, without a network.
+
+usage: images.py        builds the working tree's; needs an engine: `daemon.py up`
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from containers.bases import make_bases
+from containers.cache import ROOT, told
+from containers.daemon import Daemon
+from containers.wheels import wheel_folder
+
+VERSION: Final = "0.1.0"
+BUILD_S: Final = 1500.0
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Names of the images of one build."""
+
+    gateway: str = f"headrace-gateway:{VERSION}"
+    engine: str = f"headrace-engine:{VERSION}"
+    """The CPU variant, with the default model inside."""
+    cli: str = f"headrace-cli:{VERSION}"
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return (self.gateway, self.engine, self.cli)
+
+
+def build_images(daemon: Daemon, tree: Path) -> Images:
+    """Builds all three from ``tree``. What has not changed comes from the engine's build cache."""
+    made = Images()
+    for image in made.all:
+        with told(f"building {image}"):
+            build(daemon, tree, dockerfile_of(image), "--tag", image)
+    return made
+
+
+def build(daemon: Daemon, tree: Path, dockerfile: str, *more: str) -> str:
+    """One ``docker build`` of a clean or a working tree."""
+    revision = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=tree, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    return daemon.docker(
+        *("build", "--network", "none", "--build-context", f"wheels={wheel_folder()}"),
+        *("--build-arg", "PIP_NO_INDEX=1", "--build-arg", f"REVISION={revision}"),
+        *("--file", tree / dockerfile, *more, tree),
+        timeout_s=BUILD_S,
+    )
+
+
+def dockerfile_of(image: str) -> str:
+    """``docker/gateway.Dockerfile`` of ``headrace-gateway:0.1.0``."""
+    return f"docker/{image.removeprefix('headrace-').partition(':')[0]}.Dockerfile"
+
+
+if __name__ == "__main__":
+    engine = Daemon()
+    make_bases(engine)
+    build_images(engine, ROOT)
