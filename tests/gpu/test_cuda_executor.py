@@ -5,15 +5,19 @@ Interpreted it runs without graphs and in float32; everything else is the same c
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import triton
 from headrace_engine.errors import ModelRejected
+from headrace_engine.executor.base import ExecutorLimits
 from headrace_engine.executor.cpu import CpuExecutor
 from headrace_engine.executor.cuda import CudaExecutor
+from headrace_engine.model.cuda_decoder import FRESH_TOKENS
 from headrace_engine.state.batch import BatchOutput, ResolvedCopy
 from support.decoding import Driver, Run
 from support.gpu import DEVICE, ON_GPU
@@ -171,3 +175,53 @@ def test_a_step_neither_synchronizes_nor_allocates(tmp_path: Path) -> None:
         torch.cuda.set_sync_debug_mode("default")
     driver.executor.collect(batch)
     assert torch.cuda.memory_reserved() == before
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
+def test_nothing_is_compiled_after_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = cuda(save(tiny_model("llama"), tmp_path), torch.bfloat16)
+    compiled: list[object] = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_post_compile_hook", lambda **what: compiled.append(what["repr"])
+    )
+    scenario(driver)
+    assert not compiled
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
+def test_a_long_fresh_prompt_attends_as_its_pieces_do(tmp_path: Path) -> None:
+    """Whole by cuDNN at a rounded length; in pieces by our kernel."""
+    folder = save(tiny_model("llama", max_position_embeddings=4096), tmp_path)
+    executor = CudaExecutor.load(str(folder), device=DEVICE, dtype=torch.bfloat16)
+    driver = Driver(
+        executor, slots=4, batch_tokens=2600, sequence_tokens=2048, pool_blocks=400, block_tokens=64
+    )
+    prompt = [i * 37 % 331 for i in range(FRESH_TOKENS + 77)]
+    other = [i * 11 % 331 for i in range(FRESH_TOKENS)]
+    whole = driver.run(
+        [
+            Run(0, 0, prompt, 0, driver.start(0, prompt, logprobs=5)),
+            Run(1, 0, other, 0, driver.start(1, other)),
+        ]
+    )
+    driver.run([Run(2, 0, prompt[:600], None, driver.start(2, prompt, logprobs=5))])
+    pieces = driver.run([Run(2, 600, prompt[600:], 0)])
+    assert whole.top_logprobs is not None
+    assert pieces.top_logprobs is not None
+    np.testing.assert_allclose(whole.top_logprobs[0], pieces.top_logprobs[0], atol=0.05)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
+def test_the_cache_that_is_planned_fits(tmp_path: Path) -> None:
+    executor = CudaExecutor.load(
+        str(save(tiny_model("llama"), tmp_path)), device=DEVICE, dtype=torch.bfloat16
+    )
+    limits = ExecutorLimits(4, 128, 128, 16, 0, 2)
+    room = executor.cache_room(limits, 0.5)
+    assert room is not None
+    executor.start(replace(limits, region_bytes=room // 4096 * 4096))
+    free, total = torch.cuda.mem_get_info()
+    assert 0.4 * total < total - free <= 0.5 * total
+    executor.close()
+    with pytest.raises(ModelRejected, match=r"KV cache \(.* GiB\).* in use, .*lower cache_bytes"):
+        executor.start(replace(limits, region_bytes=total))
