@@ -11,7 +11,7 @@ what is idempotent.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NewType, Protocol
 
 from headrace_contracts.codes import FinishReason
@@ -30,6 +30,9 @@ FrameId = NewType("FrameId", str)
 """Id of an entry of an out stream, ``<ms>-<n>``; ``FIRST_FRAME`` is before all of them."""
 
 FIRST_FRAME = FrameId("0-0")
+
+MAX_AHEAD = 128
+"""Requests before another that are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,33 @@ class RequestState:
     """Gateway process that reads the rows now."""
     edge: bytes = b""
     """What another gateway needs to resume it; opaque to the wire."""
+    tokens: int = 0
+    """Generated tokens that the resume log holds, of all choices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Why a request waits inside an engine. Words and numbers are the engine's."""
+
+    reason: str
+    detail: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a live request stands."""
+
+    owner: str | None
+    """Engine process that has its lease."""
+    wait: Wait | None
+    """As of that engine's last beat; None: it runs there, or nobody has it."""
+    resumes: bool
+    """It lost its engine, and waits for a successor before all that has not begun."""
+    ahead: int | None
+    """Queued requests of its tenant and band before it, counted up to ``MAX_AHEAD``; None: it is
+    not in a queue."""
+    depth: int
+    """Queued requests of its model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +114,8 @@ class EngineInfo:
     waiting: int
     free_blocks: int
     total_blocks: int
+    waits: Mapping[str, Wait] = field(default_factory=dict[str, Wait])
+    """Of requests that wait inside it, by id; of many, some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +232,14 @@ class GatewayWire(Protocol):
         ...
 
     async def request_state(self, request: str) -> RequestState | None: ...
+
+    async def live_requests(self, tenant: str, key_id: str, *, limit: int) -> Sequence[str]:
+        """Ids of a key's requests that have not ended, at most ``limit``; some may have just now."""
+        ...
+
+    async def standing(self, model: str, request: str) -> Standing:
+        """Who has a live request, and why it waits. For people: it costs more than its state."""
+        ...
 
     async def read_log(self, request: str, after: str = "0-0") -> Sequence[tuple[str, LogEntry]]:
         """Entries of the resume log after an entry id."""

@@ -43,6 +43,7 @@ from headrace_transport.interface import (
     Renewed,
     RequestState,
     Settled,
+    Standing,
 )
 from headrace_transport.logs import append_all
 from headrace_transport.memory_streams import Stream
@@ -260,6 +261,35 @@ class MemoryGatewayWire(_MemoryWire):
             prompt_tokens=len(work.record.prompt),
             gateway=work.gateway,
             edge=work.record.edge,
+            tokens=sum(work.lengths),
+        )
+
+    async def live_requests(self, tenant: str, key_id: str, *, limit: int) -> Sequence[str]:
+        """See ``GatewayWire.live_requests``."""
+        await self._broker.enter()
+        check_name("a tenant", tenant)
+        live = [
+            request
+            for request, work in self._broker.requests.items()
+            if work.status != "finished"
+            and (work.record.tenant, work.record.key_id) == (tenant, key_id)
+        ]
+        return live[:limit]
+
+    async def standing(self, model: str, request: str) -> Standing:
+        """See ``GatewayWire.standing``."""
+        await self._broker.enter()
+        work = self._broker.requests.get(check_name("a request id", request))
+        queues = self._broker.work(model)
+        owner = None if work is None else work.owner
+        said, expiry = self._broker.engines.get(owner or "", (None, 0))
+        fresh = said is not None and expiry > self._broker.now_ms()
+        return Standing(
+            owner=owner,
+            wait=said.waits.get(request) if said is not None and fresh else None,
+            resumes=queues.resumes(request),
+            ahead=queues.ahead(request),
+            depth=queues.depth(),
         )
 
     async def read_log(self, request: str, after: str = "0-0") -> Sequence[tuple[str, LogEntry]]:

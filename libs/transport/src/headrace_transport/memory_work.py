@@ -18,7 +18,7 @@ from headrace_contracts.pb.queue_pb2 import CancelMark, LogEntry, RequestRecord,
 
 from headrace_transport.claims import Taken
 from headrace_transport.errors import ConcurrencyExceeded, QueueFull, RequestConflict
-from headrace_transport.interface import Logged, Queued
+from headrace_transport.interface import MAX_AHEAD, Logged, Queued
 from headrace_transport.memory_streams import Bell, Stream
 
 
@@ -140,6 +140,22 @@ class ModelWork:
         """Queued requests whose deadline has not passed."""
         now = self._now_ms()
         return sum(work.status == "queued" and work.deadline_ms > now for work in self._mine())
+
+    def resumes(self, request: str) -> bool:
+        """Whether it lost its engine and waits for another."""
+        return request in self._orphans or request in self._suspects
+
+    def ahead(self, request: str) -> int | None:
+        """Queued requests before it in its queue, as ``standing.lua``."""
+        work = self._requests.get(request)
+        if work is None or work.status != "queued" or self.resumes(request):
+            return None
+        before = 0
+        for other in self._queues.get((work.record.band, work.record.tenant), ()):
+            if other == request:
+                break
+            before += other in self._requests and self._requests[other].status == "queued"
+        return min(before, MAX_AHEAD)
 
     def mark(self, request: str, mark: CancelMark) -> Literal["unknown", "ended", "marked"]:
         """As ``cancel.lua``, without frame and nudge."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from headrace_contracts import keys
 from headrace_contracts.keys import HOLE
@@ -12,11 +13,13 @@ from headrace_contracts.pb.queue_pb2 import CancelMark, Control, Drain
 
 from headrace_transport.cancels import CancelMarks
 from headrace_transport.errors import CommandFailed
-from headrace_transport.interface import EngineInfo
+from headrace_transport.interface import EngineInfo, Wait
 from headrace_transport.names import check_model, check_process, name_of
 from headrace_transport.part import Part
 from headrace_transport.replies import as_fields, as_int, as_list, as_text
 
+_WAITS = 256
+"""Requests of which an engine tells why they wait."""
 _REAP = 256
 """Requests and processes that one reaping looks at, of each kind."""
 
@@ -86,6 +89,7 @@ class EngineLeases(Part):
                 *("model", info.model, "state", info.state),
                 *("running", info.running, "waiting", info.waiting),
                 *("free_blocks", info.free_blocks, "total_blocks", info.total_blocks),
+                *("waits", _waits_text(info.waits)),
             ],
         )
 
@@ -147,4 +151,20 @@ def _info(process: str, fields: dict[str, bytes]) -> EngineInfo:
         waiting=int(fields["waiting"]),
         free_blocks=int(fields["free_blocks"]),
         total_blocks=int(fields["total_blocks"]),
+        waits=waits_of(fields.get("waits", b"")),
     )
+
+
+def waits_of(text: bytes) -> dict[str, Wait]:
+    """What an engine says of the requests that wait in it, from its hash."""
+    found: dict[str, Wait] = {}
+    for line in text.decode().splitlines():
+        request, reason, detail = line.split(" ")
+        found[request] = Wait(reason, int(detail))
+    return found
+
+
+def _waits_text(waits: Mapping[str, Wait]) -> str:
+    """One line each: ids and reasons hold no space."""
+    some = islice(waits.items(), _WAITS)
+    return "\n".join(f"{request} {wait.reason} {wait.detail}" for request, wait in some)

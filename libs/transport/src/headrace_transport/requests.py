@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from headrace_contracts import keys
 from headrace_contracts.codes import FinishReason
+from headrace_contracts.keys import HOLE
 from headrace_contracts.limits import INLINE_RECORD_BYTES, WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import Attach, Control, LogEntry, RequestRecord, Usage
 
@@ -15,9 +16,10 @@ from headrace_transport.errors import (
     QueueFull,
     RequestConflict,
 )
-from headrace_transport.interface import Lease, Queued, RequestState
+from headrace_transport.interface import MAX_AHEAD, Lease, Queued, RequestState, Standing
 from headrace_transport.names import check_model, check_name, check_process
 from headrace_transport.part import Part
+from headrace_transport.processes import waits_of
 from headrace_transport.records import encode, lengths_of
 from headrace_transport.replies import as_bytes, as_entries, as_fields, as_int, as_list, as_text
 
@@ -120,6 +122,30 @@ class Requests(Part):
             return None
         return state_of(fields)
 
+    async def live_requests(self, tenant: str, key_id: str, *, limit: int) -> Sequence[str]:
+        """See ``GatewayWire.live_requests``."""
+        reply = await self._server.command(
+            "ZRANGE", keys.running(check_name("a tenant", tenant), key_id), 0, limit - 1
+        )
+        return [as_text(request) for request in as_list(reply)]
+
+    async def standing(self, model: str, request: str) -> Standing:
+        """See ``GatewayWire.standing``."""
+        owner, waits, left, ahead, depth = as_list(
+            await self._server.run_model(
+                "standing",
+                check_model(model),
+                [check_name("a request id", request), keys.engine(HOLE), MAX_AHEAD],
+            )
+        )
+        return Standing(
+            owner=as_text(owner) or None,
+            wait=waits_of(as_bytes(waits)).get(request),
+            resumes=bool(as_int(left)),
+            ahead=None if as_int(ahead) < 0 else as_int(ahead),
+            depth=as_int(depth),
+        )
+
     async def read_log(self, request: str, after: str = "0-0") -> Sequence[tuple[str, LogEntry]]:
         """See ``GatewayWire.read_log``."""
         check_name("a request id", request)
@@ -151,4 +177,5 @@ def state_of(fields: dict[str, bytes]) -> RequestState:
         prompt_tokens=int(text["prompt"]),
         gateway=text["gateway"],
         edge=fields["edge"],
+        tokens=sum(int(part) for part in text["lengths"].split(",") if part),
     )
