@@ -95,7 +95,7 @@ class EngineMachine(RuleBasedStateMachine):
             new,
             n=n,
             stop_token_ids=frozenset(stops),
-            min_new_tokens=min_new,
+            min_new_tokens=min(min_new, new),
             tenant=tenant,
             band=band,
             cache_salt=salt,

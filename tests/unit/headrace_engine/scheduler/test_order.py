@@ -7,6 +7,8 @@ import pytest
 from headrace_engine.scheduler.order import TotalOrder, WaitingLine
 from headrace_engine.state.request import Request, RequestHandle, Sampling
 from headrace_engine.state.sequence import Sequence
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def make(number: int, tenant: str = "a", band: int = 1, arrived_s: float = 0.0) -> Sequence:
@@ -103,6 +105,67 @@ def test_nothing_is_kept_of_tenants_when_nobody_is_here() -> None:
         order.charge(sequence, i)
         order.leave(sequence)
     assert all(order.counter(f"tenant-{i}") == 0.0 for i in range(50))
+
+
+@pytest.mark.rule("order.newcomer")
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("eelcs"), st.integers(0, 7), st.integers(0, 90)),
+        min_size=10,
+        max_size=60,
+    )
+)
+def test_newcomers_start_at_the_least_counter_whatever_came_before(
+    events: list[tuple[str, int, int]],
+) -> None:
+    order = TotalOrder({"t0": 2.0, "t3": 0.5})
+    here: dict[str, list[Sequence]] = {}
+    known: dict[str, float] = {}
+    for number, (event, which, tokens) in enumerate(events, 1):
+        name = f"t{which}"
+        least = min((known[t] for t in here if here[t]), default=None)
+        if event == "e":
+            sequence = make(number, name)
+            if not here.get(name):
+                known[name] = max(known.get(name, 0.0), least or 0.0)
+            here.setdefault(name, []).append(sequence)
+            order.enter(sequence)
+        elif event == "s":
+            order.settle()
+        elif here.get(name):
+            if event == "c":
+                order.charge(here[name][0], tokens)
+                known[name] = order.counter(name)
+            else:
+                order.leave(here[name].pop())
+        least = min((known[t] for t in here if here[t]), default=None)
+        for tenant in [t for t in known if not here.get(t)]:
+            # Who is not here is remembered only while he is ahead.
+            if least is None or (event == "s" and known[tenant] <= least):
+                del known[tenant]
+        present = [s for line in here.values() for s in line]
+        for sequence in present:
+            assert order.counter(sequence.request.tenant) == known[sequence.request.tenant]
+        ranks = sorted(order.rank(s) for s in present)
+        assert len(set(ranks)) == len(present)
+
+
+def test_thousands_of_tenants_that_arrive_at_once_get_their_places_together() -> None:
+    settled = 0
+
+    class Counting(TotalOrder):
+        def settle(self) -> bool:
+            nonlocal settled
+            settled += 1
+            return super().settle()
+
+    order = Counting({})
+    sequences = [make(i, f"t{i:05}") for i in range(1, 3000)]
+    for sequence in sequences:
+        order.enter(sequence)
+    assert settled == 0
+    assert [order.rank(s)[1] for s in sequences] == list(range(2999))
+    assert settled == 1
 
 
 @pytest.mark.rule("order.ageing")

@@ -105,6 +105,7 @@ def capture(scheduler: Scheduler) -> State:
         "tenants": [
             [t.name, t.counter, t.place, t.sequences] for t in residents.order._tenants.values()
         ],
+        "arrived": residents.order.arrived,
     }  # fmt: skip
 
 
@@ -170,7 +171,10 @@ def _restore_sequences(scheduler: Scheduler, state: State, contents: Contents) -
     residents, order = scheduler.residents, scheduler.residents.order
     for name, counter, at, count in state["tenants"]:
         weight = scheduler.settings.tenant_weights.get(name, 1.0)
-        order._tenants[name] = Tenant(name, weight, counter, at, count)
+        tenant = order._tenants[name] = Tenant(name, weight, counter, at, count)
+        if count:
+            order.watch(tenant)
+    order.arrived = state.get("arrived", False)
     for fields in state["sequences"]:
         arrival = Arrival(**fields["arrival"])
         sequence = make_sequence(arrival, contents(arrival.number))

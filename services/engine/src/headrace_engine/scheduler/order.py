@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from heapq import heappop, heappush, heapreplace
 
 from headrace_engine.cache.block import Rank
 from headrace_engine.state.sequence import Sequence
@@ -29,20 +30,33 @@ class Tenant:
     """Its place among tenants since the last quantum."""
     sequences: int = 0
     """Sequences here that have not ended."""
+    in_heap: bool = False
 
 
 class TotalOrder:
-    """Ranks of sequences. Places of tenants change when one arrives and once per quantum."""
+    """Ranks of sequences. Places of tenants change when some arrived, before anybody looks, and
+    once per quantum.
 
-    __slots__ = ("_bands", "_tenants", "_weights")
+    Invariants
+        every tenant with sequences stands once in ``_heap``, under a counter that it had
+    """
+
+    __slots__ = ("_bands", "_heap", "_pushed", "_tenants", "_weights", "arrived")
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
         self._tenants: dict[str, Tenant] = {}
         self._bands: dict[int, int] = {}
+        self._heap: list[tuple[float, int, Tenant]] = []
+        """By counter: counters only grow, so an old entry is a lower bound."""
+        self._pushed = 0
+        self.arrived = False
+        """Whether a tenant has no place yet."""
 
     def rank(self, sequence: Sequence) -> Rank:
         """Place of a sequence that has entered. Smaller goes first."""
+        if self.arrived:
+            self.settle()
         tenant = self._tenants[sequence.request.tenant]
         return (self.band(sequence), tenant.place, sequence.number)
 
@@ -61,23 +75,26 @@ class TotalOrder:
         if tenant is None:
             tenant = self._tenants[name] = Tenant(name, self._weights.get(name, 1.0))
         if not tenant.sequences:
-            active = [t.counter for t in self._tenants.values() if t.sequences]
-            if active:
-                tenant.counter = max(tenant.counter, min(active))
-            tenant.sequences = 1
-            self.settle()
-        else:
-            tenant.sequences += 1
+            least = self._least()
+            if least is not None:
+                tenant.counter = max(tenant.counter, least)
+            # Thousands may arrive at once: they get their places together.
+            self.arrived = True
+            self.watch(tenant)
+        tenant.sequences += 1
 
     def leave(self, sequence: Sequence) -> None:
-        """A sequence has ended. A tenant without any is forgotten once others have overtaken it."""
+        """A sequence has ended. A tenant without any is forgotten once others have
+        overtaken it, or all are gone."""
         self._bands.pop(sequence.number, None)
         tenant = self._tenants[sequence.request.tenant]
         tenant.sequences -= 1
         if tenant.sequences:
             return
-        active = [t.counter for t in self._tenants.values() if t.sequences]
-        if not active or tenant.counter <= min(active):
+        least = self._least()
+        if least is None:
+            self._tenants.clear()
+        elif tenant.counter <= least:
             del self._tenants[tenant.name]
 
     def charge_many(self, tokens: Iterable[tuple[Sequence, int]]) -> None:
@@ -97,9 +114,10 @@ class TotalOrder:
 
     def settle(self) -> bool:
         """A quantum ends: tenants are placed by counter. True if any place changed."""
+        self.arrived = False
         placed = sorted(self._tenants.values(), key=lambda t: (t.counter, t.name))
         changed = False
-        least = min((t.counter for t in placed if t.sequences), default=0.0)
+        least = self._least() or 0.0
         for place, tenant in enumerate(placed):
             changed |= tenant.place != place
             tenant.place = place
@@ -110,12 +128,35 @@ class TotalOrder:
 
     def place(self, tenant: str) -> int:
         """Where a tenant that has sequences stands."""
+        if self.arrived:
+            self.settle()
         return self._tenants[tenant].place
 
     def counter(self, tenant: str) -> float:
         """Virtual tokens of a tenant; 0 for one that is not known."""
         known = self._tenants.get(tenant)
         return known.counter if known is not None else 0.0
+
+    def watch(self, tenant: Tenant) -> None:
+        """The tenant has sequences from now on: its counter may be the least."""
+        if not tenant.in_heap:
+            tenant.in_heap = True
+            self._pushed += 1
+            heappush(self._heap, (tenant.counter, self._pushed, tenant))
+
+    def _least(self) -> float | None:
+        """The least counter of tenants that have sequences. What it costs, charges have paid for."""
+        heap = self._heap
+        while heap:
+            counter, at, tenant = heap[0]
+            if not tenant.sequences and tenant.counter == counter:
+                heappop(heap)
+                tenant.in_heap = False
+            elif tenant.counter == counter:
+                return counter
+            else:
+                heapreplace(heap, (tenant.counter, at, tenant))
+        return None
 
 
 class WaitingLine:

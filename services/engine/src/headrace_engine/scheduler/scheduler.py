@@ -173,13 +173,14 @@ class Scheduler:
         self.passes += 1
         residents.any_paused = False
         residents.reasons.begin_pass(now_s)
-        if self.passes % settings.quantum_passes == 0:
+        quantum = self.passes % settings.quantum_passes == 0
+        if quantum:
             residents.charge_decodes()
-            if residents.order.settle():
-                residents.forget_claimants()
-            if settings.ageing_s is not None:
-                residents.waiting.age(now_s, settings.ageing_s)
-                residents.forget_claimants()
+        if (quantum or residents.order.arrived) and residents.order.settle():
+            residents.forget_claimants()
+        if quantum and settings.ageing_s is not None:
+            residents.waiting.age(now_s, settings.ageing_s)
+            residents.forget_claimants()
         for sequence in residents.paused:
             residents.reasons.name(sequence.number, Reason.IN_FLIGHT, now_s)
         if len(residents.waiting) and residents.free_slots:
