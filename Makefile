@@ -19,7 +19,8 @@ export PYTHONUNBUFFERED := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup serve gen gen-check lock fmt lint types arch rules smoke test test-unit \
-	test-shared test-integration test-e2e test-chaos test-gpu test-pythons bench check clean reset
+	test-shared test-integration test-e2e test-chaos test-deploy images test-gpu test-pythons bench \
+	check clean reset
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +83,17 @@ test-e2e: setup ## the served stack, with the clients people use
 
 test-chaos: setup ## kills, stalls and restarts
 	$(PYTEST) tests/chaos -q $(AGAIN)
+
+test-deploy: setup ## images, compose, chart and cluster for real; on Debian, as root; sets all of it up
+	@$(BIN)/python tools/containers/install.py
+	@$(BIN)/python tools/containers/chart_tools.py
+	@tests/deploy/cluster/build.sh
+	$(PYTEST) tests/deploy -q
+
+images: setup ## build the three images without a network; on Debian, as root
+	@$(BIN)/python tools/containers/install.py
+	@$(BIN)/python tools/containers/daemon.py up
+	@$(BIN)/python tools/containers/images.py
 
 test-gpu: setup ## the CUDA executor and its kernels; needs one NVIDIA GPU
 	$(PYTEST) tests/gpu tests/unit/headrace_engine/kernels/gpu -q

@@ -7,21 +7,15 @@ import subprocess
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 from containers.bases import make_bases
 from containers.cache import ROOT
 from containers.daemon import Daemon
 from containers.images import Images, build_images
+from support.timings import Timings
 
 TIMES = pytest.StashKey[list[tuple[str, float]]]()
-
-
-class Timings(Protocol):
-    """Notes how long something took, for the end of the run. No test depends on it."""
-
-    def __call__(self, what: str, seconds: float) -> None: ...
 
 
 def pytest_configure(config: pytest.Config) -> None:

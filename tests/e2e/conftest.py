@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from support import smollm2
 from support.api import Api
-from support.served import ServedStack, StartStack, served_stack
+from support.served import STACK_VARIABLE, ServedStack, StartStack, served_stack
 
 ORIGIN = "https://ui.example"
 """An origin whose pages may call the session's stack."""
@@ -17,7 +18,10 @@ ORIGIN = "https://ui.example"
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[ServedStack]:
-    """``headrace serve`` on free ports, in float32."""
+    """``headrace serve`` on free ports, in float32; or the one that ``STACK_VARIABLE`` names."""
+    if running := os.environ.get(STACK_VARIABLE):
+        yield ServedStack.from_json(Path(running).read_text())
+        return
     smollm2.model_path()
     with served_stack(
         tmp_path_factory.mktemp("stack"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -17,6 +18,8 @@ import httpx
 
 START_S: Final = 100.0
 STOP_S: Final = 30.0
+STACK_VARIABLE: Final = "HEADRACE_TEST_STACK"
+"""Names a file that describes a stack which runs already, for tests to use instead of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,20 @@ class ServedStack:
             "HEADRACE_GRPC": f"127.0.0.1:{self.grpc_port}",
             "HEADRACE_STATE_DIR": str(self.state_dir),
         }
+
+    def to_json(self) -> str:
+        """For ``STACK_VARIABLE``."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> ServedStack:
+        """What ``to_json`` has written."""
+        told = json.loads(text)
+        for name in ("urls", "grpc_ports"):
+            told[name] = tuple(told[name])
+        for name in ("state_dir", "output"):
+            told[name] = Path(told[name])
+        return cls(**told)
 
     def client(self) -> httpx.Client:
         """A plain HTTP client with the key."""

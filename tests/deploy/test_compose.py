@@ -1,0 +1,231 @@
+"""docker compose, from a clean clone: the stack as a person brings it up, and what it survives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Final
+
+import httpx
+import pytest
+from containers.cache import ROOT
+from containers.daemon import Daemon
+from containers.images import Images
+from openai import OpenAI
+from support.api import Api, Body, told
+from support.composed import ComposedStack, composed
+from support.idle import check_idle
+from support.served import STACK_VARIABLE, ServedStack
+from support.timings import Timings
+
+STORY: Final[Body] = {
+    "prompt": "Once upon a time, in a land far away, there lived a fox who",
+    "max_tokens": 60,
+    "temperature": 0,
+    "stream_options": {"include_usage": True},
+}
+BEFORE: Final = 8
+"""Events that have arrived when something is done to the stack."""
+SUITE: Final = (
+    *("tests/e2e/test_sdk.py", "tests/e2e/test_cases_streaming.py"),
+    *("tests/e2e/test_cases_requests.py", "tests/e2e/test_cases_grpc.py"),
+    "tests/e2e/test_cases_metrics.py",
+)
+"""End-to-end tests that ask of a stack only what its API says."""
+NEEDS_A_SUPERVISOR: Final = "not killed_before_the_first_token"
+
+LABEL: Final = "com.docker.compose.project="
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def project(
+    containers: Daemon,
+    images: Images,
+    clone: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    timings: Timings,
+) -> Generator[ComposedStack]:
+    """The stack of the clone, up and healthy; gone with its volumes afterwards."""
+    environ = {"gateway": {"HEADRACE_GATEWAY_DRAIN_S": "2"}}
+    made = composed(containers, clone, tmp_path_factory.mktemp("compose"), environ)
+    try:
+        timings("docker compose up --wait, first time", made.up())
+        yield made
+    finally:
+        print(made.compose("logs", "--no-color", "--tail", "40"))
+        made.down("--volumes")
+    left = containers.docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}{made.project}")
+    assert not left
+
+
+@pytest.fixture(scope="module")
+def key(project: ComposedStack) -> str:
+    """As the guide says to make one."""
+    made = project.cli("keys", "create", "--name", "tests").strip()
+    assert made.startswith("hr_")
+    return made
+
+
+@pytest.fixture
+def stack(project: ComposedStack, key: str) -> ServedStack:
+    return project.described(key)
+
+
+@pytest.fixture
+def api(stack: ServedStack) -> Generator[Api]:
+    with Api(stack, timeout_s=120) as made:
+        yield made
+
+
+def disturbed(api: Api, disturb: Callable[[], None]) -> bytes:
+    """The bytes of a stream during which something happens once."""
+    asked = {"model": api.stack.model, **STORY, "stream": True}
+    raw, done = b"", False
+    with api.client.stream("POST", "/v1/completions", json=asked) as answer:
+        assert answer.status_code == 200, answer.read()
+        for piece in answer.iter_raw():
+            raw += piece
+            if not done and raw.count(b"data: ") >= BEFORE:
+                disturb()
+                done = True
+    assert done
+    return raw
+
+
+def check_whole(raw: bytes, expected: str) -> None:
+    stream = told(raw)
+    assert stream.error is None
+    assert stream.texts == {0: expected}
+    assert stream.reasons == [(0, "length")]
+    assert stream.dones == 1
+
+
+def test_a_person_s_first_chat_is_answered(project: ComposedStack, key: str) -> None:
+    with OpenAI(base_url=f"{project.url}/v1", api_key=key, max_retries=0) as client:
+        (model,) = client.models.list()
+        stream = client.chat.completions.create(
+            model=model.id,
+            messages=[{"role": "user", "content": "Name three rivers."}],
+            temperature=0,
+            max_tokens=16,
+            stream=True,
+        )
+        text = "".join(part.choices[0].delta.content or "" for part in stream)
+    assert len(text.split()) > 3
+
+
+def test_processes_may_do_and_write_nothing_that_they_need_not(project: ComposedStack) -> None:
+    for service in ("valkey", "engine", "gateway"):
+        found = project.inspect(service)
+        assert found["HostConfig"]["ReadonlyRootfs"]
+        assert found["HostConfig"]["CapDrop"] == ["ALL"]
+        assert found["HostConfig"]["Memory"] > 0
+        status = Path(f"/proc/{found['State']['Pid']}/status").read_text()
+        facts = dict(line.split(":", 1) for line in status.splitlines())
+        assert int(facts["CapEff"], 16) == 0
+        assert facts["NoNewPrivs"].strip() == "1"
+        assert "0" not in facts["Uid"].split()
+
+
+def test_only_what_makes_or_checks_keys_sees_the_pepper(project: ComposedStack) -> None:
+    mounted = {
+        service: {mount["Destination"] for mount in project.inspect(service)["Mounts"]}
+        for service in ("valkey", "engine", "gateway")
+    }
+    keys = "/var/lib/headrace/keys"
+    assert [service for service, places in mounted.items() if keys in places] == ["gateway"]
+
+
+def test_the_server_keeps_what_it_has_and_evicts_nothing(project: ComposedStack) -> None:
+    def probe(*words: str) -> str:
+        return project.compose(
+            *("exec", "--no-TTY", "valkey", "valkey-cli", "--user", "probe", "--pass", "probe"),
+            *("--no-auth-warning", *words),
+        )
+
+    assert probe("ping").strip() == "PONG"
+    assert "NOPERM" in probe("config", "get", "appendonly")
+    options = (project.tree / "docker/valkey/valkey.conf").read_text().splitlines()
+    assert {"appendonly yes", "maxmemory-policy noeviction"} <= set(options)
+
+
+def test_the_end_to_end_suite_passes_against_it(
+    project: ComposedStack, stack: ServedStack, timings: Timings
+) -> None:
+    description = project.folder / "stack.json"
+    description.write_text(stack.to_json())
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *SUITE, "-q", "-k", NEEDS_A_SUPERVISOR],
+        cwd=ROOT,
+        env=os.environ | {STACK_VARIABLE: str(description)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(done.stdout[-3000:])
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    timings(f"end-to-end suite: {done.stdout.splitlines()[-1]}", time.monotonic() - began)
+
+
+def test_a_stream_outlives_its_engine(project: ComposedStack, api: Api, timings: Timings) -> None:
+    expected = api.stream_completion(STORY).texts[0]
+    victim = project.pid("engine")
+    began = time.monotonic()
+    raw = disturbed(api, lambda: os.kill(victim, signal.SIGKILL))
+    check_whole(raw, expected)
+    timings("a stream of 60 tokens whose engine is killed", time.monotonic() - began)
+    project.wait_healthy("engine", other_than=victim)
+
+
+def test_a_stream_outlives_the_server(project: ComposedStack, api: Api, timings: Timings) -> None:
+    expected = api.stream_completion(STORY).texts[0]
+    victim = project.pid("valkey")
+    began = time.monotonic()
+    raw = disturbed(api, lambda: os.kill(victim, signal.SIGKILL))
+    check_whole(raw, expected)
+    timings("a stream of 60 tokens whose server is killed", time.monotonic() - began)
+    project.wait_healthy("valkey", other_than=victim)
+
+
+def test_a_stream_waits_for_a_paused_server(project: ComposedStack, api: Api) -> None:
+    expected = api.stream_completion(STORY).texts[0]
+
+    def pause() -> None:
+        project.compose("pause", "valkey")
+        time.sleep(3)
+        project.compose("unpause", "valkey")
+
+    check_whole(disturbed(api, pause), expected)
+
+
+def test_afterwards_every_block_is_at_hand(project: ComposedStack, key: str) -> None:
+    project.wait_healthy("engine")
+    check_idle(project.described(key))
+
+
+def test_down_and_up_keep_queued_work_and_keys(
+    project: ComposedStack, api: Api, key: str, timings: Timings
+) -> None:
+    expected = api.text(STORY)
+    project.compose("stop", "engine")
+    asked = {"model": api.stack.model, **STORY, "stream": True}
+    with api.client.stream("POST", "/v1/completions", json=asked) as answer:
+        assert answer.status_code == 200
+        request = answer.headers["x-headrace-request-id"]
+        project.down()
+        left = answer.read()
+    assert json.loads(left.split(b"data: ")[1].split(b"\n")[0])["error"]["code"] == "draining"
+    timings("docker compose up --wait, after down", project.up())
+    with httpx.Client(base_url=project.url, headers=api.stack.headers, timeout=120) as client:
+        events = client.get(f"/v1/requests/{request}/events", params={"after": ""})
+    assert events.status_code == 200, events.text
+    check_whole(events.content, expected)

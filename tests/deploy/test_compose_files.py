@@ -1,0 +1,159 @@
+"""docker-compose.yml and what it mounts, as far as that can be known without starting anything."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+from containers.cache import ROOT
+from containers.chart_tools import BIN, program
+from containers.daemon import Daemon
+
+OURS: Final = ("secrets", "valkey", "engine", "engine-gpu", "gateway", "cli")
+
+
+@pytest.fixture(scope="module")
+def config(containers: Daemon) -> dict[str, Any]:
+    """The file as compose understands it, with every profile."""
+    return json.loads(
+        containers.docker(
+            *("compose", "--profile", "*", "config", "--format", "json"),
+            cwd=ROOT,
+        )
+    )
+
+
+def test_the_files_are_well_formed(containers: Daemon) -> None:
+    paths = [ROOT / "docker-compose.yml", *ROOT.glob("docker/**/*.y*ml")]
+    rules = "{extends: relaxed, rules: {line-length: {max: 120}}}"
+    done = subprocess.run(
+        [program("charts", "yamllint"), "--strict", "-d", rules, *paths],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    containers.docker("compose", "config", "--quiet", cwd=ROOT)
+
+
+def test_every_service_is_confined(config: dict[str, Any]) -> None:
+    for name, service in config["services"].items():
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service.get("restart") is not None, name
+        assert "privileged" not in service, name
+
+
+def test_what_serves_is_bounded_and_nothing_else_is_published(config: dict[str, Any]) -> None:
+    for name, service in config["services"].items():
+        if service["restart"] == "unless-stopped":
+            assert service["deploy"]["resources"]["limits"]["memory"], name
+        for port in service.get("ports", []):
+            assert port["host_ip"] == "127.0.0.1", name
+    published = {name for name, service in config["services"].items() if service.get("ports")}
+    assert published == {"gateway", "prometheus", "grafana"}
+
+
+def test_no_folder_of_the_machine_is_mounted(config: dict[str, Any]) -> None:
+    for name, service in config["services"].items():
+        for volume in service.get("volumes", []):
+            assert volume["type"] == "volume", (name, volume)
+    for name, file in config["configs"].items():
+        assert Path(file["file"]).is_relative_to(ROOT), name
+        assert Path(file["file"]).is_file(), name
+
+
+def test_no_secret_stands_in_the_file(config: dict[str, Any]) -> None:
+    for name, service in config["services"].items():
+        variables: dict[str, str] = service.get("environment", {})
+        for variable in variables:
+            if "PASSWORD" in variable or "PEPPER" in variable:
+                assert variable.endswith("_FILE"), (name, variable)
+
+
+def test_images_are_pinned_and_ours_have_one_version(config: dict[str, Any]) -> None:
+    version = yaml.safe_load((ROOT / "charts/headrace/Chart.yaml").read_text())["appVersion"]
+    for name, service in config["services"].items():
+        tag = service["image"].partition(":")[2]
+        assert re.match(r"v?\d", tag), name
+        if service["image"].startswith("headrace-"):
+            assert tag in (version, f"{version}-cuda"), name
+
+
+def test_services_start_in_order_of_health(config: dict[str, Any]) -> None:
+    services = config["services"]
+    for name in ("engine", "engine-gpu", "gateway", "cli"):
+        assert services[name]["depends_on"]["valkey"]["condition"] == "service_healthy"
+    assert (
+        services["valkey"]["depends_on"]["secrets"]["condition"] == "service_completed_successfully"
+    )
+
+
+def test_users_of_the_server_may_do_what_they_may_in_the_chart() -> None:
+    chart = (ROOT / "charts/headrace/templates/valkey/_acl.tpl").read_text()
+    (service,) = re.findall(r'\$service := "([^"]+)"', chart)
+    script = (ROOT / "docker/secrets.py").read_text()
+    values: dict[str, Any] = {"__name__": "secrets"}
+    exec(script.replace("\nmain()\n", "\n"), values)
+    for user, rule in values["USERS"].items():
+        (line,) = (line for line in chart.splitlines() if line.startswith(f"user {user} "))
+        expected = line.partition("}} ")[2].replace("{{ $service }}", service)
+        assert rule == expected
+    for user in ("default", "probe"):
+        (line,) = (line for line in chart.splitlines() if line.startswith(f"user {user} "))
+        assert line in script
+
+
+def test_prometheus_accepts_its_configuration(tmp_path: Path) -> None:
+    text = (ROOT / "docker/prometheus/prometheus.yml").read_text()
+    alerts = ROOT / "charts/headrace/files/alerts.yaml"
+    file = tmp_path / "prometheus.yml"
+    file.write_text(text.replace("/etc/prometheus/alerts.yaml", str(alerts)))
+    done = subprocess.run(
+        [BIN / "promtool", "check", "config", file], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rules found" in done.stdout
+
+
+def test_prometheus_asks_every_service_that_has_metrics(config: dict[str, Any]) -> None:
+    settings = yaml.safe_load((ROOT / "docker/prometheus/prometheus.yml").read_text())
+    asked = {
+        name
+        for job in settings["scrape_configs"]
+        for found in job["dns_sd_configs"]
+        for name in found["names"]
+    }
+    assert asked == {"gateway", "engine", "engine-gpu"}
+    assert asked <= set(config["services"])
+
+
+def test_the_collector_s_pipelines_name_parts_that_it_has() -> None:
+    settings = yaml.safe_load((ROOT / "docker/otel/collector.yaml").read_text())
+    for pipeline in settings["service"]["pipelines"].values():
+        for kind in ("receivers", "processors", "exporters"):
+            assert set(pipeline[kind]) <= set(settings[kind])
+
+
+def test_grafana_gets_every_board_and_the_source_that_they_name(config: dict[str, Any]) -> None:
+    mounted = {
+        Path(config["configs"][each["source"]]["file"]): each["target"]
+        for each in config["services"]["grafana"]["configs"]
+    }
+    boards = set((ROOT / "charts/headrace/files/dashboards").glob("*.json"))
+    assert boards <= set(mounted)
+    provider = yaml.safe_load(
+        (ROOT / "docker/grafana/provisioning/dashboards/headrace.yaml").read_text()
+    )
+    folder = provider["providers"][0]["options"]["path"]
+    assert all(mounted[board].startswith(f"{folder}/") for board in boards)
+    sources = yaml.safe_load(
+        (ROOT / "docker/grafana/provisioning/datasources/headrace.yaml").read_text()
+    )
+    assert [source["type"] for source in sources["datasources"]] == ["prometheus"]
