@@ -84,5 +84,5 @@ def test_without_a_stack_or_a_server_there_is_nothing_to_show(tmp_path: object) 
     named = Fleet.find(
         "redis://x:1/0", StateDir.locate(None, {}), {"HEADRACE_GATEWAY_REDIS_PASSWORD": "p"}
     )
-    assert (named.redis_url, named.password) == ("redis://x:1/0", "p")
+    assert (named.redis_url, named.access.password) == ("redis://x:1/0", "p")
     assert "'p'" not in repr(named)

@@ -8,6 +8,7 @@ import pytest
 from headrace_cli.errors import CommandFailed
 from headrace_cli.keys import KeyPlace, describe, read_export, span_ms, status, write_export
 from headrace_cli.state import RunningStack, StateDir
+from headrace_transport.address import Access
 from headrace_transport.interface import ApiKey
 
 DAY_MS = 86_400_000
@@ -74,7 +75,7 @@ def test_the_running_stack_is_found_with_its_secrets(tmp_path: Path) -> None:
         place = KeyPlace.find(None, state, {})
     assert place.redis_url == "redis://here"
     assert place.pepper == state.read("pepper")
-    assert place.password == state.read("redis_password")
+    assert place.access.password == state.read("redis_password")
     assert place.pepper not in repr(place)
 
 
@@ -89,14 +90,16 @@ def test_another_deployment_needs_its_pepper(tmp_path: Path) -> None:
         "HEADRACE_GATEWAY_PEPPER_FILE": str(tmp_path / "pepper"),
         "HEADRACE_GATEWAY_REDIS_PASSWORD": "pw",
     }
-    assert KeyPlace.find(None, state, environ) == KeyPlace("redis://env", "pw", "p" * 20)
+    assert KeyPlace.find(None, state, environ) == KeyPlace(
+        "redis://env", Access(password="pw"), "p" * 20
+    )
     with pytest.raises(CommandFailed, match="HEADRACE_GATEWAY_PEPPER_FILE"):
         KeyPlace.find(None, state, {**environ, "HEADRACE_GATEWAY_PEPPER_FILE": "/no/such"})
 
 
 async def test_a_server_that_is_not_there_is_told() -> None:
     with pytest.raises(CommandFailed, match="cannot be used"):
-        async with KeyPlace("redis://127.0.0.1:1/0", None, "p" * 20).open():
+        async with KeyPlace("redis://127.0.0.1:1/0", Access(), "p" * 20).open():
             pass
 
 

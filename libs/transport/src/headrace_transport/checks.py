@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace_transport.errors import AccessDenied, CommandFailed, ServerUnsuitable
+from headrace_transport.errors import (
+    AccessDenied,
+    CommandFailed,
+    ServerUnsuitable,
+    TransportUnavailable,
+)
 from headrace_transport.replies import as_bytes, as_list, as_text
 from headrace_transport.server import Server
 
@@ -38,6 +43,8 @@ async def check_server(server: Server) -> list[str]:
         )
     await _check_scripting(server)
     if info.get("role") == "slave":
+        if server.moves:
+            raise TransportUnavailable("the sentinels still name a server that is a replica")
         raise ServerUnsuitable(
             "the server is a replica and cannot be written to", "point redis_url at its primary"
         )

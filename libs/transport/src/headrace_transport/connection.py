@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace_transport.address import Access
 from headrace_transport.api_keys import ApiKeys
 from headrace_transport.cancels import CancelMarks, MarkReads
 from headrace_transport.cards import CardReads, CardWrites
@@ -37,18 +38,32 @@ class RedisEngineWire(Leases, MarkReads, ControlReads, CardWrites, EngineLeases)
 
 
 async def connect_gateway(
-    url: str, *, password: str | None = None, options: WireOptions = _DEFAULTS
+    url: str,
+    *,
+    password: str | None = None,
+    access: Access | None = None,
+    options: WireOptions = _DEFAULTS,
 ) -> RedisGatewayWire:
-    """The gateway's end. Raises ``ServerUnsuitable`` or ``TransportUnavailable``."""
-    server = Server(url, password=password, options=options)
+    """The gateway's end. ``access`` in place of ``password`` says more than that.
+
+    Raises ``ServerUnsuitable`` or ``TransportUnavailable``.
+    """
+    server = Server(url, password=password, access=access, options=options)
     return RedisGatewayWire(server, await _checked(server))
 
 
 async def connect_engine(
-    url: str, *, password: str | None = None, options: WireOptions = _DEFAULTS
+    url: str,
+    *,
+    password: str | None = None,
+    access: Access | None = None,
+    options: WireOptions = _DEFAULTS,
 ) -> RedisEngineWire:
-    """The engine's end. Raises ``ServerUnsuitable`` or ``TransportUnavailable``."""
-    server = Server(url, password=password, options=options)
+    """The engine's end. ``access`` in place of ``password`` says more than that.
+
+    Raises ``ServerUnsuitable`` or ``TransportUnavailable``.
+    """
+    server = Server(url, password=password, access=access, options=options)
     return RedisEngineWire(server, await _checked(server))
 
 

@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
-from typing import cast
 
 from redis import exceptions
-from redis.asyncio import connection as redis_connection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
-from headrace_transport.channel import Answer, Channel, ErrorReply, Handshake
+from headrace_transport.address import Access, Address
+from headrace_transport.channel import Answer, Channel, ErrorReply
 from headrace_transport.errors import (
     AccessDenied,
     CommandFailed,
-    ServerUnsuitable,
     TransportError,
     TransportUnavailable,
 )
@@ -40,27 +36,30 @@ _DENIED = ("NOPERM", "NOAUTH", "WRONGPASS")
 class Server:
     """Connections to one server, for one event loop."""
 
-    def __init__(self, url: str, *, password: str | None, options: WireOptions) -> None:
-        """Connects nothing yet. Raises ``ServerUnsuitable`` for a URL that names no server."""
-        try:
-            parsed = dict(redis_connection.parse_url(url))
-        except ValueError as error:
-            raise ServerUnsuitable(
-                f"redis_url is not understood: {error}", "write redis://host:port/db"
-            ) from error
-        self._make = cast(
-            "Callable[..., Handshake]",
-            parsed.pop("connection_class", redis_connection.Connection),
-        )
-        if password is not None:
-            parsed["password"] = password
-        self._arguments = parsed
+    def __init__(
+        self,
+        url: str,
+        *,
+        password: str | None = None,
+        access: Access | None = None,
+        options: WireOptions,
+    ) -> None:
+        """Connects nothing yet. ``access`` in place of ``password`` says more than that.
+
+        Raises ``ServerUnsuitable`` for a URL that names no server.
+        """
+        self._address = Address(url, access or Access(password=password), options)
         self.options = options
         self._idle: list[_Connection] = []
         self._slots = asyncio.Semaphore(options.max_connections)
         self._readers: dict[str, tuple[asyncio.Lock, _Connection]] = {}
         self._closed = False
         self._failed_s = -inf
+
+    @property
+    def moves(self) -> bool:
+        """Whether another server may be the primary at the next connection."""
+        return self._address.moves
 
     @property
     def calm_s(self) -> float:
@@ -129,6 +128,7 @@ class Server:
                     await connection.channel.close()
             except TimeoutError:
                 connection.drop()
+        await self._address.close()
 
     async def _exchange(self, commands: Sequence[Sequence[Argument]]) -> list[Answer]:
         if self._closed:
@@ -159,10 +159,11 @@ class Server:
             if channel is None or not channel.is_open:
                 began_s = time.monotonic()
                 async with asyncio.timeout(deadline_s):
-                    channel = connection.channel = await Channel.open(self._handshake())
+                    handshake = await self._address.handshake()
+                    channel = connection.channel = await Channel.open(handshake)
                 deadline_s -= time.monotonic() - began_s
             answers = await channel.exchange(commands, deadline_s)
-            finished = True
+            finished = not self._address.moves or not any(map(_is_replica, answers))
         except exceptions.AuthenticationError as error:
             raise AccessDenied(f"the server refused the password: {error}") from error
         except (exceptions.RedisError, OSError) as error:
@@ -174,6 +175,9 @@ class Server:
         finally:
             if not finished or self._closed:
                 connection.drop()
+        if not finished:  # this server is a replica by now; the sentinels know the new primary
+            for other in (*self._idle, *(reader for _, reader in self._readers.values())):
+                other.drop()
         return answers
 
     def _checked(self, answers: Sequence[Answer]) -> list[Reply]:
@@ -187,16 +191,6 @@ class Server:
             checked.append(answer)
         return checked
 
-    def _handshake(self) -> Handshake:
-        return self._make(
-            **self._arguments,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
-            socket_timeout=None,
-            socket_connect_timeout=self.options.connect_timeout_s,
-            client_name="headrace",
-        )
-
 
 class _Connection:
     """A channel that is opened when it is needed."""
@@ -209,6 +203,10 @@ class _Connection:
         if self.channel is not None:
             self.channel.drop()
             self.channel = None
+
+
+def _is_replica(answer: Answer) -> bool:
+    return _code(answer) == "READONLY"
 
 
 def _code(answer: Answer) -> str:

@@ -24,6 +24,7 @@ from headrace_engine.settings import EngineSecrets, EngineSettings, check_settin
 from headrace_gateway.settings import GatewaySecrets, GatewaySettings
 from headrace_kit.errors import SettingsError
 from headrace_kit.settings import load, load_secrets
+from headrace_transport.address import Access
 from headrace_transport.checks import check_server
 from headrace_transport.errors import TransportError
 from headrace_transport.options import WireOptions
@@ -287,29 +288,27 @@ async def configured_servers(environ: Mapping[str, str]) -> list[Finding]:
         )
     except SettingsError:
         return []  # said already
-    asked: dict[tuple[str, str | None], None] = {}
+    asked: dict[tuple[str, Access], None] = {}
     for given, hidden in services:
         if given.redis_url != type(given)().redis_url:
-            secret = hidden.redis_password
-            password = None if secret is None else secret.get_secret_value()
-            asked[given.redis_url, password] = None
+            asked[given.redis_url, Access.of(given, hidden)] = None
     return [
         finding
-        for url, password in asked
-        for finding in await _answering(url, password, "Start it, or correct REDIS_URL.")
+        for url, access in asked
+        for finding in await _answering(url, access, "Start it, or correct REDIS_URL.")
     ]
 
 
 async def _server(running: RunningStack, state: StateDir) -> list[Finding]:
     password = state.read(state.redis_password_file.name)
     mend = f"See {state.logs / 'valkey.log'}."
-    return await _answering(running.redis_url, password, mend)
+    return await _answering(running.redis_url, Access(password=password), mend)
 
 
-async def _answering(url: str, password: str | None, mend: str) -> list[Finding]:
+async def _answering(url: str, access: Access, mend: str) -> list[Finding]:
     what = f"server {_USER.sub('//', url)}"
     try:
-        server = Server(url, password=password, options=WireOptions())
+        server = Server(url, access=access, options=WireOptions())
     except TransportError as error:
         return [Finding(what, "wrong", str(error), mend)]
     try:

@@ -10,13 +10,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from headrace_gateway.settings import GatewaySecrets
-from headrace_kit.errors import SettingsError
-from headrace_kit.settings import load_secrets
+from headrace_transport.address import Access
 from headrace_transport.connection import connect_gateway
 from headrace_transport.errors import TransportError
 from headrace_transport.interface import EngineInfo, GatewayWire
 
+from headrace_cli.access import from_environment
 from headrace_cli.errors import CommandFailed
 from headrace_cli.state import StateDir
 
@@ -32,14 +31,14 @@ class Fleet:
     """A server and what it takes to read it."""
 
     redis_url: str
-    password: str | None
+    access: Access
 
     def __repr__(self) -> str:
         return f"Fleet({self.redis_url!r})"
 
     @classmethod
     def find(cls, redis_url: str | None, state: StateDir, environ: Mapping[str, str]) -> Fleet:
-        """The named server with the environment's password, or the local stack's.
+        """The named server with the environment's secrets, or the local stack's.
 
         Raises CommandFailed.
         """
@@ -51,18 +50,16 @@ class Fleet:
                     "No stack runs here, and no --redis-url names another server.",
                     hint="Start one with `headrace serve`.",
                 )
-            return cls(running.redis_url, state.secret(state.redis_password_file))
-        try:
-            password = load_secrets(GatewaySecrets, environ).redis_password
-        except SettingsError as error:
-            raise CommandFailed(str(error)) from error
-        return cls(url, None if password is None else password.get_secret_value())
+            password = state.secret(state.redis_password_file)
+            return cls(running.redis_url, Access(password=password))
+        access, _ = from_environment(environ)
+        return cls(url, access)
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[GatewayWire]:
         """The wire. Raises CommandFailed for a server that cannot be used."""
         try:
-            wire = await connect_gateway(self.redis_url, password=self.password)
+            wire = await connect_gateway(self.redis_url, access=self.access)
             try:
                 yield wire
             finally:

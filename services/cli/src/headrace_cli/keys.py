@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from headrace_gateway.auth.keys import KeyStore
-from headrace_gateway.settings import GatewaySecrets
 from headrace_kit.clock import SystemClock
-from headrace_kit.errors import SettingsError
-from headrace_kit.settings import load_secrets
+from headrace_transport.address import Access
 from headrace_transport.connection import connect_gateway
 from headrace_transport.errors import TransportError
 from headrace_transport.interface import ApiKey
-from pydantic import SecretStr
 
+from headrace_cli.access import from_environment
 from headrace_cli.errors import CommandFailed
 from headrace_cli.state import StateDir
 
@@ -35,7 +33,7 @@ class KeyPlace:
     """A server that holds keys, and what it takes to use it."""
 
     redis_url: str
-    password: str | None
+    access: Access
     pepper: str
 
     def __repr__(self) -> str:
@@ -57,26 +55,23 @@ class KeyPlace:
                 )
             return cls(
                 running.redis_url,
-                state.secret(state.redis_password_file),
+                Access(password=state.secret(state.redis_password_file)),
                 state.secret(state.pepper_file),
             )
-        try:
-            hidden = load_secrets(GatewaySecrets, environ)
-        except SettingsError as error:
-            raise CommandFailed(str(error)) from error
-        pepper = _revealed(hidden.pepper)
+        access, hidden = from_environment(environ)
+        pepper = None if hidden.pepper is None else hidden.pepper.get_secret_value()
         if pepper is None:
             raise CommandFailed(
                 "The pepper of that deployment is needed.",
                 hint="Set HEADRACE_GATEWAY_PEPPER or HEADRACE_GATEWAY_PEPPER_FILE.",
             )
-        return cls(url, _revealed(hidden.redis_password), pepper)
+        return cls(url, access, pepper)
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[KeyStore]:
         """The keys there. Raises CommandFailed for a server that cannot be used."""
         try:
-            wire = await connect_gateway(self.redis_url, password=self.password)
+            wire = await connect_gateway(self.redis_url, access=self.access)
             try:
                 yield KeyStore(wire, self.pepper.encode(), SystemClock())
             finally:
@@ -208,7 +203,3 @@ def now_ms() -> int:
 
 def _day(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d")
-
-
-def _revealed(secret: SecretStr | None) -> str | None:
-    return None if secret is None else secret.get_secret_value()

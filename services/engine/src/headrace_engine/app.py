@@ -29,6 +29,7 @@ from headrace_kit.process import (
     unless_stopped,
 )
 from headrace_kit.traces import Tracing
+from headrace_transport.address import Access
 from headrace_transport.connection import connect_engine
 from headrace_transport.errors import ServerUnsuitable, TransportUnavailable
 from headrace_transport.interface import EngineInfo, EngineWire
@@ -175,12 +176,12 @@ class EngineProcess:
         """The wire, checked. Waits for a server that is not there yet."""
         self._phase = "connecting to the server"
         link = Link(self._clock)
-        password = self._hidden.redis_password
+        access = Access.of(self._settings, self._hidden)
         while True:
             try:
                 wire = await connect_engine(
                     self._settings.redis_url,
-                    password=password.get_secret_value() if password is not None else None,
+                    access=access,
                     options=WireOptions(resume_grace_ms=int(self._settings.resume_grace_s * 1000)),
                 )
             except TransportUnavailable as error:

@@ -27,6 +27,7 @@ from headrace_kit.process import (
     unless_stopped,
 )
 from headrace_kit.traces import Tracing
+from headrace_transport.address import Access
 from headrace_transport.connection import connect_gateway
 from headrace_transport.errors import ServerUnsuitable, TransportUnavailable
 from headrace_transport.interface import GatewayWire
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     process = GatewayProcess(
         settings,
         pepper_of(hidden),
-        password=_revealed(hidden.redis_password),
+        access=Access.of(settings, hidden),
         initial_key=_revealed(hidden.initial_key),
     )
     with asyncio.Runner(loop_factory=new_loop) as runner:
@@ -109,13 +110,13 @@ class GatewayProcess:
         settings: GatewaySettings,
         pepper: bytes,
         *,
-        password: str | None = None,
+        access: Access | None = None,
         initial_key: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._settings = settings
         self._pepper = pepper
-        self._password = password
+        self._access = access
         self._initial_key = initial_key
         self._clock = clock or SystemClock()
         self._registry = Registry("gateway")
@@ -154,7 +155,7 @@ class GatewayProcess:
             try:
                 wire = await connect_gateway(
                     self._settings.redis_url,
-                    password=self._password,
+                    access=self._access,
                     options=WireOptions(
                         resume_grace_ms=int(self._settings.resume_grace_s * 1000),
                         sign_of_life_ms=int(self._settings.lease_s * 1000),

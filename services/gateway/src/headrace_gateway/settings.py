@@ -24,7 +24,14 @@ class GatewaySettings(Settings, env_prefix="HEADRACE_GATEWAY_"):
 
     # the server behind it
     redis_url: str = setting("redis://127.0.0.1:6379/0")
-    """URL of the Redis or Valkey server, without the password."""
+    """URL of the Redis or Valkey server, without the password. Over TLS `rediss://…`; found through
+    sentinels `redis+sentinel://host:port,host:port/service/db`."""
+    redis_ca_file: str | None = setting(None)
+    """Authority that signed the server's certificate, for `rediss://`; the system's when absent."""
+    redis_cert_file: str | None = setting(None)
+    """A certificate of ours, for a server that asks for one."""
+    redis_key_file: str | None = setting(None)
+    """The key of `redis_cert_file`."""
     name: str = setting("gateway", min_length=1, max_length=63, pattern=r"^[a-z0-9][a-z0-9.-]*$")
     """Name of this process in logs and leases; a nonce is added at each start."""
     lease_s: float = setting(15.0, gt=0.1, le=300, unit="seconds")
@@ -109,6 +116,8 @@ class GatewaySecrets(Secrets, env_prefix="HEADRACE_GATEWAY_"):
 
     redis_password: SecretStr | None = None
     """Password of the Redis server."""
+    redis_sentinel_password: SecretStr | None = None
+    """Password of the sentinels themselves, where they want one."""
     pepper: SecretStr | None = None
     """Key of the HMAC under which API keys are stored, at least 16 bytes. Without it no key is
     valid, and the gateway refuses to start."""

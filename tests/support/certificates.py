@@ -1,0 +1,43 @@
+"""Certificates for loopback, made with the openssl program."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+_NAMES = "subjectAltName=DNS:localhost,IP:127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """An authority and a certificate that it signed."""
+
+    ca: Path
+    cert: Path
+    key: Path
+
+
+def make_certificates(folder: Path) -> Certificates:
+    """New ones, for ``localhost`` and ``127.0.0.1``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = Certificates(folder / "ca.crt", folder / "tls.crt", folder / "tls.key")
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    request = folder / "tls.csr"
+    extension = folder / "names"
+    extension.write_text(_NAMES)
+    _openssl(
+        *("req", "-x509", *curve, "-keyout", folder / "ca.key", "-out", made.ca),
+        *("-days", "2", "-subj", "/CN=test authority"),
+    )
+    _openssl("req", *curve, "-keyout", made.key, "-out", request, "-subj", "/CN=localhost")
+    _openssl(
+        *("x509", "-req", "-in", request, "-CA", made.ca, "-CAkey", folder / "ca.key"),
+        *("-CAcreateserial", "-days", "2", "-extfile", extension, "-out", made.cert),
+    )
+    return made
+
+
+def _openssl(*arguments: str | Path) -> None:
+    command = ["openssl", *map(str, arguments)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)

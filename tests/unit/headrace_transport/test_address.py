@@ -1,0 +1,100 @@
+"""URLs of servers, of sentinels and over TLS: what is understood, and what is refused with a remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from headrace_transport.address import Access, Address
+from headrace_transport.errors import ServerUnsuitable
+from headrace_transport.options import WireOptions
+from pydantic import BaseModel, SecretStr
+from redis.asyncio.connection import SSLConnection
+
+
+def address(url: str, **access: str) -> Address:
+    return Address(url, Access(**access), WireOptions())
+
+
+async def connection_of(made: Address) -> Any:
+    return await made.handshake()
+
+
+def touched(folder: Path, *names: str) -> dict[str, str]:
+    """Paths of empty files."""
+    for name in names:
+        (folder / name).touch()
+    return {name: str(folder / name) for name in names}
+
+
+async def test_one_server_is_an_address_a_user_and_a_database() -> None:
+    made = address("redis://gateway@host:6380/3", password="secret")
+    connection = await connection_of(made)
+    assert (connection.host, connection.port, connection.db) == ("host", 6380, 3)
+    assert (connection.username, connection.password) == ("gateway", "secret")
+    assert not made.moves
+
+
+async def test_tls_checks_the_server_against_the_authority_given(tmp_path: Path) -> None:
+    files = touched(tmp_path, "ca", "cert", "key")
+    connection = await connection_of(
+        address(
+            "rediss://h:1/0", ca_file=files["ca"], cert_file=files["cert"], key_file=files["key"]
+        )
+    )
+    assert isinstance(connection, SSLConnection)
+    context: Any = connection.ssl_context
+    assert context.check_hostname
+    assert (context.ca_certs, context.certfile, context.keyfile) == tuple(files.values())
+    assert context.cert_reqs.name == "CERT_REQUIRED"
+
+
+async def test_sentinels_are_several_addresses_and_a_name() -> None:
+    made = address("redis+sentinel://me@a:1,[::1]:2/primary/4")
+    assert made.moves
+    await made.close()
+    await address("rediss+sentinel://a:1/primary").close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://host",
+        "redis+sentinel://a:1",
+        "redis+sentinel://a/primary",
+        "redis+sentinel://a:0/primary",
+        "redis+sentinel://a:1,/primary",
+        "redis+sentinel://a:1/primary/x",
+        "redis-sentinel://a:1/primary",
+    ],
+)
+def test_what_names_no_server_is_refused_with_a_remedy(url: str) -> None:
+    with pytest.raises(ServerUnsuitable, match=r"redis_url.*write redis://"):
+        address(url)
+
+
+def test_certificates_that_do_nothing_or_are_not_there_are_refused(tmp_path: Path) -> None:
+    there = touched(tmp_path, "there")["there"]
+    with pytest.raises(ServerUnsuitable, match=r"redis_ca_file is set.*without TLS"):
+        address("redis://h:1/0", ca_file=there)
+    with pytest.raises(ServerUnsuitable, match="redis_ca_file: /absent is no file"):
+        address("rediss://h:1/0", ca_file="/absent")
+    with pytest.raises(ServerUnsuitable, match="only one is set"):
+        address("rediss://h:1/0", cert_file=there)
+
+
+class Told(BaseModel):
+    """Settings and secrets of a service in one."""
+
+    redis_ca_file: str | None = "/ca"
+    redis_cert_file: str | None = None
+    redis_key_file: str | None = None
+    redis_password: SecretStr | None = SecretStr("hush")
+    redis_sentinel_password: SecretStr | None = None
+
+
+def test_access_is_what_a_service_was_told_and_does_not_show_passwords() -> None:
+    made = Access.of(Told(), Told())
+    assert made == Access(password="hush", ca_file="/ca")
+    assert "hush" not in repr(made)
