@@ -68,9 +68,16 @@ class FakeRunning:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by ``aclose``."""
     ended: bool = False
+    push: Callable[[Delta], bool] | None = None
+    refused: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when ``push`` took a delta not."""
 
     def __aiter__(self) -> FakeRunning:
         return self
+
+    def follow(self, push: Callable[[Delta], bool]) -> None:
+        """Whether the consumer waits or not: every delta goes to ``push`` if it is taken there."""
+        self.push = push
 
     async def __anext__(self) -> Event:
         while self.steps:
@@ -85,6 +92,11 @@ class FakeRunning:
                 case _:
                     if isinstance(step, Delta):
                         self.cursor = str(step.cursor)
+                        if step.finish is None and self.push is not None:
+                            await asyncio.sleep(0)
+                            if self.push(step):
+                                continue
+                            self.refused.set()
                     self.ended = isinstance(step, Done)
                     return step
         raise StopAsyncIteration

@@ -156,3 +156,24 @@ async def test_a_fault_of_ours_in_the_middle_is_an_event_without_its_inside(
     assert json.loads(event[6:])["error"]["code"] == "internal"
     assert b"secret" not in event
     assert edge.service.started[0].closed == 1
+
+
+async def test_who_does_not_read_gets_the_rest_by_and_by(wire: Wire, edge: Edge) -> None:
+    """Pieces are written at once until the connection is full; the role comes once all the same."""
+    piece = "x" * 50_000
+
+    def script(_call: Call) -> list[Step]:
+        return [*words(*[piece] * 400), Done(UsageTotal(1, 400, 0))]
+
+    edge.service.script = script
+    await wire.send(post("/v1/chat/completions", {**CHAT, "stream": True}))
+    await wire.head()
+    [running] = edge.service.started
+    await until(running.refused)
+    assert running.steps, "not all fits into the connection"
+    text, roles = 0, 0
+    while (chunk := await wire.chunk()) != b"data: [DONE]\n\n":
+        text += chunk.count(piece.encode())
+        roles += chunk.count(b'"role"')
+    assert (text, roles) == (400, 1)
+    assert await wire.chunk() == b""

@@ -8,7 +8,7 @@ import pytest
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.pb.queue_pb2 import RequestRecord
 from headrace_gateway.errors import Internal
-from headrace_gateway.inference.calls import Delta, Done, KeepAlive
+from headrace_gateway.inference.calls import Delta, Done, Event, KeepAlive
 from headrace_gateway.inference.running import OpenCall, Running
 from headrace_gateway.inference.session import Session
 from headrace_gateway.text.pipeline import TextPipeline
@@ -206,6 +206,82 @@ async def test_silence_counts_from_the_last_event() -> None:
     say(call, "b", LENGTH)
     assert [event.text for event in await deltas(running)] == ["b"]
     await running.aclose()
+
+
+async def waits(running: Running) -> asyncio.Future[Event]:
+    """The consumer's wait for the next event, begun."""
+    waiting = asyncio.ensure_future(anext(running))
+    await asyncio.sleep(0)
+    return waiting
+
+
+async def test_deltas_are_pushed_while_the_consumer_waits_and_the_end_is_its_own() -> None:
+    call, pushed = opened(), list[tuple[str, str]]()
+    running = reader(call)
+
+    def push(delta: Delta) -> bool:
+        pushed.append((delta.text, running.cursor))
+        return True
+
+    running.follow(push)
+    say(call, "a")  # nobody waits yet
+    first = await anext(running)
+    assert isinstance(first, Delta)
+    waiting = await waits(running)
+    say(call, "b")
+    say(call, toy_ids("\u00e9")[:1])  # held back: half a character
+    say(call, toy_ids("\u00e9")[1:])
+    assert (first.text, pushed) == ("a", [("b", "2"), ("\u00e9", "4")])
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    say(call, "c", LENGTH)
+    last = await waiting
+    assert isinstance(last, Delta)
+    assert (last.text, last.finish, len(pushed)) == ("c", LENGTH, 2)
+    assert isinstance(await anext(running), Done)
+
+
+async def test_a_delta_that_cannot_be_pushed_now_is_the_consumers_and_so_is_what_follows() -> None:
+    call = opened()
+    running = reader(call)
+    taken = False
+
+    def push(_: Delta) -> bool:
+        assert not taken, "the consumer has work"
+        return taken
+
+    running.follow(push)
+    waiting = await waits(running)
+    say(call, "a")
+    taken = True
+    say(call, "b")
+    first, second = await waiting, await anext(running)
+    assert isinstance(first, Delta)
+    assert isinstance(second, Delta)
+    assert (first.text, second.text) == ("a", "b")
+
+
+async def test_a_failure_and_silence_still_wake_the_consumer() -> None:
+    call = opened()
+    running = Running(call, Owner(), after=lambda _: 0, keepalive_s=0.01)
+    running.follow(lambda _: True)
+    assert await anext(running) == KeepAlive()
+    waiting = await waits(running)
+    say(call, "a")
+    call.sessions[0].fail(Internal("broken"), 2.0)
+    with pytest.raises(Internal):
+        await waiting
+
+
+async def test_choices_of_one_call_come_together() -> None:
+    call = opened(n=2)
+    running = reader(call)
+    running.follow(lambda _: pytest.fail("two choices are not pushed"))
+    waiting = await waits(running)
+    say(call, "a")
+    delta = await waiting
+    assert isinstance(delta, Delta)
+    assert (delta.index, delta.text) == (0, "a")
 
 
 async def test_what_a_reader_knows_of_its_call() -> None:

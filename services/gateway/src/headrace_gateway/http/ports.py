@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, Self
 
 from headrace_contracts.codes import FinishReason
 from headrace_kit.traces import Span
 
-from headrace_gateway.inference.calls import Call, Caller, Event
+from headrace_gateway.inference.calls import Call, Caller, Delta, Event
 
 Scope = Literal["inference", "admin"]
 
@@ -82,6 +82,10 @@ class RunningCall(Protocol):
     def __aiter__(self) -> Self: ...
 
     async def __anext__(self) -> Event: ...
+
+    def follow(self, push: Callable[[Delta], bool]) -> None:
+        """While ``__anext__`` waits, deltas may go to ``push`` instead; False: not now."""
+        ...
 
     async def aclose(self) -> None:
         """Idempotent. Before the end it means that the client has left."""

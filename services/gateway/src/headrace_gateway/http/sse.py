@@ -20,6 +20,7 @@ from headrace_gateway.http.errors import (
     internal_error,
 )
 from headrace_gateway.http.ports import RunningCall
+from headrace_gateway.http.protocol import BodyWriter, body_writer_of
 from headrace_gateway.inference.calls import Delta, Done, KeepAlive, UsageTotal
 
 HEADERS: Final = {
@@ -64,13 +65,13 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._write(send))
+            await while_connected(receive, self._write(send, body_writer_of(scope)))
         except ClientLeft:
             context_of(scope).left = True
         finally:
             await self._running.aclose()
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, send: Send, writer: BodyWriter | None) -> None:
         await send(
             {
                 "type": "http.response.start",
@@ -78,6 +79,8 @@ class EventStream(Response):
                 "headers": self.raw_headers,
             }
         )
+        if writer is not None:
+            self._running.follow(lambda delta: self._push(writer, delta))
         try:
             await self._write_events(send)
         except HandedOver as error:
@@ -103,6 +106,14 @@ class EventStream(Response):
                 case Done():
                     usage = self._chunks.usage(event.usage)
                     await _send(send, (data_event(usage) if usage else b"") + LAST)
+
+    def _push(self, writer: BodyWriter, delta: Delta) -> bool:
+        if not writer.ready:
+            return False
+        piece = self._delta(delta)
+        if piece:
+            writer.write(piece)
+        return True
 
     def _delta(self, event: Delta) -> bytes:
         """One write per delta. Only its last chunk carries the cursor: before that chunk

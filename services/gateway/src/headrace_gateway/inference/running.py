@@ -147,19 +147,23 @@ class Running:
         self._call = call
         self._owner = owner
         self._keepalive_s = keepalive_s
+        self._loop = asyncio.get_running_loop()
         self._alarm: asyncio.TimerHandle | None = None
         self._spoke_at = 0.0
         """Time of the event loop at which the last event was given."""
         self._silent = False
         """Whether nothing was given for ``keepalive_s``."""
         self._wake = asyncio.Event()
+        self._push: Callable[[Delta], bool] | None = None
+        self._waiting = False
+        """Whether the consumer sleeps until there is an event."""
         self._events: deque[Event] = deque()
         self._cursors: list[int] = []
         self._over = False
         self._closed = False
         self._places: list[Place] = []
         for number, session in enumerate(call.sessions):
-            session.listeners.add(self._wake.set)
+            session.listeners.add(self._heard)
             for j, choice in enumerate(session.choices):
                 index = number * call.n + j
                 self._places.append(_place(index, session, choice, after(index), call.names))
@@ -224,9 +228,22 @@ class Running:
             if self._silent:
                 return self._give(KeepAlive())
             if self._alarm is None:
-                self._spoke_at = asyncio.get_running_loop().time()
+                self._spoke_at = self._loop.time()
                 self._set_alarm(self._keepalive_s)
-            await self._wake.wait()
+            self._waiting = True
+            try:
+                await self._wake.wait()
+            finally:
+                self._waiting = False
+
+    def follow(self, push: Callable[[Delta], bool]) -> None:
+        """While the consumer waits for the next event, deltas are given to ``push`` as they
+        arrive, without waking it. ``push`` returns False if it can take none now: that delta is
+        the consumer's. So is every other event, a delta that ends its choice, and all of a call
+        of several choices, which come together at one wake-up.
+        """
+        if len(self._places) == 1:
+            self._push = push
 
     async def cancel(self) -> None:
         """Cancels the call, for every reader; the stream ends with CANCELLED."""
@@ -242,17 +259,36 @@ class Running:
         if self._alarm is not None:
             self._alarm.cancel()
         for session in self._call.sessions:
-            session.listeners.discard(self._wake.set)
+            session.listeners.discard(self._heard)
         self._call.readers.discard(self)
         await self._owner.left(self._call, self)
 
+    def _heard(self) -> None:
+        """A session has news."""
+        push = self._push
+        if push is None or not self._waiting or self._wake.is_set():
+            self._wake.set()
+            return
+        [place] = self._places
+        delta = self._delta(place)
+        if delta is not None:
+            self._cursors[0] = delta.cursor
+            if delta.finish is not None or not push(delta):
+                self._events.append(delta)
+                self._wake.set()
+                return
+            self._spoke_at = self._loop.time()
+            self._silent = False
+        if place.session.failure is not None:
+            self._wake.set()
+
     def _set_alarm(self, after_s: float) -> None:
         # One alarm for many events, and not a timeout for each: most have their event by far.
-        self._alarm = asyncio.get_running_loop().call_later(after_s, self._ring)
+        self._alarm = self._loop.call_later(after_s, self._ring)
 
     def _ring(self) -> None:
         self._alarm = None
-        rest_s = self._spoke_at + self._keepalive_s - asyncio.get_running_loop().time()
+        rest_s = self._spoke_at + self._keepalive_s - self._loop.time()
         if rest_s > 0:
             self._set_alarm(rest_s)
             return
@@ -260,7 +296,7 @@ class Running:
         self._wake.set()
 
     def _give(self, event: Event) -> Event:
-        self._spoke_at = asyncio.get_running_loop().time()
+        self._spoke_at = self._loop.time()
         self._silent = False
         if isinstance(event, Delta):
             self._cursors[event.index] = event.cursor
