@@ -47,6 +47,7 @@ RUN --mount=from=wheels,target=/wheels \
 
 # hadolint ignore=DL3006
 FROM variant-${VARIANT} AS build
+WORKDIR /build
 COPY libs libs
 COPY services/engine services/engine
 RUN PATH="/opt/tools/bin:$PATH" pip wheel -q --no-deps --no-build-isolation --wheel-dir /ours \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from containers.bases import make_bases
-from containers.cache import ROOT
+from containers.cache import CACHE, ROOT, STATE
 from containers.daemon import Daemon
 from containers.images import Images, build_images
 from support.timings import Timings
@@ -58,6 +59,7 @@ def containers(timings: Timings) -> Generator[Daemon]:
     finally:
         if started:
             daemon.down()
+            assert not daemon.leftovers()
 
 
 @pytest.fixture(scope="session")
@@ -76,3 +78,47 @@ def images(containers: Daemon, clone: Path, timings: Timings) -> Images:
     built = build_images(containers, clone)
     timings("images: gateway, engine and cli", time.monotonic() - began)
     return built
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    containers: Daemon,
+    images: Images,
+    timings: Timings,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Generator[Cluster]:
+    """A Kubernetes of one node with our images at hand: one that runs, or one that ends with the
+    tests.
+    """
+    assert images.all
+    state = STATE / "cluster"
+    was_up = (state / "up").exists()
+    if not was_up:
+        for script, what in (("build.sh", "binaries, once"), ("up.sh", "up")):
+            began = time.monotonic()
+            _run_script(script, containers)
+            timings(f"cluster: {what}", time.monotonic() - began)
+    try:
+        yield Cluster(
+            kubeconfig=state / "pki/admin.conf",
+            binaries=CACHE / "chart/bin",
+            chart=ROOT / "charts/headrace",
+            home=tmp_path_factory.mktemp("helm"),
+        )
+    finally:
+        if not was_up:
+            began = time.monotonic()
+            _run_script("down.sh", containers)
+            timings("cluster: down", time.monotonic() - began)
+
+
+def _run_script(name: str, containers: Daemon) -> None:
+    done = subprocess.run(
+        [CLUSTER / name],
+        env=os.environ | containers.environ,
+        capture_output=True,
+        text=True,
+        timeout=CLUSTER_BUILD_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{name} failed:\n{done.stdout}\n{done.stderr[-4000:]}"

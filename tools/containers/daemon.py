@@ -116,6 +116,21 @@ class Daemon:
                     self._stop()
             self._sweep()
 
+    def leftovers(self) -> list[str]:
+        """Processes, mounts, bridges and firewall chains of an engine that has been stopped."""
+        found = [f"mount {place}" for place in self._mounts()]
+        if _quietly("ip", "link", "show", _BRIDGE) is not None:
+            found.append(f"bridge {_BRIDGE}")
+        for table in ("nat", "filter"):
+            rules = (_quietly("iptables", "-w", "-t", table, "-S") or "").splitlines()
+            found += [f"rule {table} {rule}" for rule in rules if _BRIDGE in rule]
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                line = (entry / "cmdline").read_bytes().decode(errors="replace")
+                if entry.name.isdigit() and f"{self.state}/" in line and "containerd" in line:
+                    found.append(f"process {entry.name} {line.replace(chr(0), ' ')}")
+        return found
+
     @contextmanager
     def _locked(self) -> Generator[None]:
         self.state.mkdir(parents=True, exist_ok=True)
@@ -192,9 +207,7 @@ class Daemon:
 
     def _sweep(self) -> None:
         """Mounts, the bridge and the chains outlive dockerd."""
-        places = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-        roots = (f"{self.state}/", f"{self.cache / 'docker'}/")
-        for place in sorted((p for p in places if p.startswith(roots)), reverse=True):
+        for place in self._mounts():
             _quietly("umount", place)
         if _quietly("ip", "link", "show", _BRIDGE) is not None:
             _quietly("ip", "link", "delete", _BRIDGE)
@@ -202,6 +215,12 @@ class Daemon:
                 _remove_chains()
         for name in ("exec", "config"):
             shutil.rmtree(self.state / name, ignore_errors=True)
+
+    def _mounts(self) -> list[str]:
+        """Below its folders, the innermost first."""
+        places = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        roots = (f"{self.state}/", f"{self.cache / 'docker'}/")
+        return sorted((place for place in places if place.startswith(roots)), reverse=True)
 
 
 def _remove_chains() -> None:
