@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "bench/offline.py"
+BENCH = Path(__file__).parents[2] / "bench/workloads.py"
 
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_offline", BENCH)
+    sys.path.insert(0, str(BENCH.parent))  # as when it runs by itself
+    spec = importlib.util.spec_from_file_location("bench_workloads", BENCH)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["bench_offline"] = module  # dataclasses look their module up
+    sys.modules["bench_workloads"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 

@@ -1,7 +1,7 @@
 """Workloads through the offline API: tokens a second and time per token, on any executor.
 
-``python bench/offline.py --executor cuda --model DIR --workload w1 w3`` and, as a small run on any
-machine, ``python bench/offline.py --executor echo``. Every setting of the engine is a flag too.
+``python bench/workloads.py --executor cuda --model DIR --workload w1 w3`` and, as a small run on any
+machine, ``python bench/workloads.py --executor echo``. Every setting of the engine is a flag too.
 
 ========  ==========================================================================================
 w1        one stream: 128 in, 512 out. TPOT = (wall of 512 tokens - wall of 1) / 511
@@ -14,7 +14,8 @@ w6        1,000 prompts of 512, 128 out, all at once
 
 ``--size small`` (the default but on cuda) divides every length by 16 and every count by 8. Ends of
 text are ignored. Prompts depend on the workload and the repeat alone, and share no prefix between
-repeats. The last line is JSON: medians, every repeat, settings, commit.
+repeats. Beside what was measured at full size on a shape that peers were measured on stand their
+figures, floors and targets (``peers.py``). The last line is JSON: medians, every repeat, settings, commit.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from pathlib import Path
 from headrace_engine.api import Completion, Engine, EngineSettings, Sampling
 from headrace_kit.flags import add_flags, given_flags
 from headrace_kit.settings import load
+from peers import comparison, peers_of
 
 LARGEST_ID = 10_000
 PREFIX_SEED, FIXED_SEED = 5000, 1000
@@ -233,17 +235,23 @@ def commit() -> str:
         return ""
 
 
-def repeated(
-    measure: Callable[[str, int], dict[str, float]], name: str, repeats: int
-) -> dict[str, object]:
-    """Medians and every repeat; says them as they come."""
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Figures of one workload."""
+
+    median: dict[str, float]
+    repeats: list[dict[str, float]]
+
+
+def repeated(measure: Callable[[str, int], dict[str, float]], name: str, repeats: int) -> Repeated:
+    """Runs a workload ``repeats`` times; says the figures as they come."""
     runs: list[dict[str, float]] = []
     for repeat in range(repeats):
         runs.append(measure(name, repeat))
         print(f"{name:7} {repeat}: {_said(runs[-1])}", flush=True)
     medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
     print(f"{name:7} median: {_said(medians)}", flush=True)
-    return {"median": medians, "repeats": runs}
+    return Repeated(medians, runs)
 
 
 def _said(figures: dict[str, float]) -> str:
@@ -279,10 +287,13 @@ def main() -> None:
         workloads = {name: repeated(bench.measure, name, flags.repeats) for name in flags.workload}
         metrics = engine.get_schedule_metrics()
         shape = engine.shape
+    if full and not flags.sampled:
+        medians = {name: workload.median for name, workload in workloads.items()}
+        print(comparison(peers_of(shape.architecture, shape.vocabulary), medians))
     print(
         json.dumps(
             {
-                "bench": "offline",
+                "bench": "workloads",
                 "commit": commit(),
                 "size": "full" if full else "small",
                 "sampled": flags.sampled,
@@ -292,7 +303,7 @@ def main() -> None:
                 "machine": {"processor": platform.processor(), "cores": os.cpu_count()},
                 "preemptions": metrics.preemptions,
                 "evictions": metrics.evictions,
-                "workloads": workloads,
+                "workloads": {name: asdict(workload) for name, workload in workloads.items()},
             }
         )
     )
