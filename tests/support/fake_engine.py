@@ -14,7 +14,7 @@ from headrace_engine.errors import EngineDraining
 from headrace_engine.intake.service import Intake, IntakeSettings
 from headrace_engine.intake.validate import Bounds
 from headrace_engine.state.inbound import Cancel
-from headrace_engine.state.metrics import ScheduleMetrics
+from headrace_engine.state.metrics import ScheduleMetrics, WaitingChoice
 from headrace_engine.state.outputs import (
     PassOutputs,
     RowEnd,
@@ -51,6 +51,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.pushed: list[Request] = []
         self.cancels: list[Cancel] = []
+        self.waits: list[WaitingChoice] = []
         self.draining = False
         """Refuses requests."""
         self.passes = 0
@@ -86,7 +87,7 @@ class FakeEngine:
 
     def snapshot(self) -> ScheduleMetrics:
         """The state after the last step."""
-        return ScheduleMetrics(pass_id=self.passes, running=self.resident)
+        return ScheduleMetrics(pass_id=self.passes, running=self.resident, waits=self.waits)
 
     def step(self) -> PassOutputs:
         """One pass: cancelled sequences end, all others get a token or reach their length."""

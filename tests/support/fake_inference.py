@@ -123,6 +123,27 @@ class FakeRequestInfo:
     attempt: int = 1
     finish: FinishReason | None = FinishReason.STOP
     usage: UsageTotal | None = field(default_factory=lambda: UsageTotal(3, 2, 0))
+    tokens: int = 2
+
+
+@dataclass(frozen=True)
+class FakeListed:
+    info: FakeRequestInfo
+    reason: str = "queue"
+
+
+@dataclass(frozen=True)
+class FakeWhy:
+    id: str
+    status: str = "queued"
+    reason: str = "queue"
+    explanation: str = "It waits."
+    waited_s: float = 1.5
+    tokens: int = 0
+    ahead: int | None = 2
+    depth: int | None = 3
+    engines: int | None = 1
+    engine: str | None = None
 
 
 def hello(_call: Call) -> list[Step]:
@@ -164,6 +185,13 @@ class FakeInference:
         if request_id not in self.infos:
             raise RequestNotFound(request_id)
         return self.infos[request_id]
+
+    async def requests(self, caller: Caller, *, limit: int) -> tuple[list[FakeListed], bool]:
+        live = [info for info in self.infos.values() if info.status != "finished"]
+        return [FakeListed(info) for info in live[:limit]], len(live) > limit
+
+    async def why(self, request_id: str, caller: Caller) -> FakeWhy:
+        return FakeWhy((await self.request(request_id, caller)).id)
 
     async def models(self, caller: Caller) -> Sequence[FakeModel]:
         return [FakeModel()]

@@ -150,6 +150,32 @@ def cancel(
 
 
 @app.command()
+def ps(
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Requests shown.")] = 20,
+    url: UrlOption = None,
+    api_key: KeyOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """List the key's own requests that have not ended, and what each does or waits for."""
+    from headrace_cli import requests as command
+
+    command.list_live(_endpoint(url, api_key, state_dir), limit=limit)
+
+
+@app.command()
+def why(
+    request_id: str,
+    url: UrlOption = None,
+    api_key: KeyOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Say why a request waits, or that it does not."""
+    from headrace_cli import requests as command
+
+    command.why(_endpoint(url, api_key, state_dir), request_id)
+
+
+@app.command()
 def verify(
     model: Annotated[str | None, typer.Option(help="[default: the first.]")] = None,
     max_tokens: Annotated[int, typer.Option(min=8, help="Of the stream that is read.")] = 48,

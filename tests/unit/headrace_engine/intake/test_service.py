@@ -9,6 +9,9 @@ from headrace_contracts.codes import Code, FinishReason
 from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb import codes_pb2
 from headrace_contracts.pb.queue_pb2 import CancelMark, Control, Drain
+from headrace_engine.state.metrics import WaitingChoice
+from headrace_engine.state.request import RequestHandle
+from headrace_transport.interface import Wait
 from headrace_transport.memory import MemoryBroker
 from support.fake_engine import IntakeBench, token_of, until
 from support.held import make_record
@@ -357,3 +360,21 @@ async def test_every_claimed_request_is_finished_let_go_or_held() -> None:
         await until(lambda: bench.intake.state().held == 0 or bench.fake.resident > 0)
         assert identity()
         assert bench.value("headrace_engine_requests_finished_total", reason="cancelled") == 3
+
+
+async def test_the_beat_tells_why_requests_wait_inside() -> None:
+    bench = IntakeBench(MemoryBroker(), lease_ms=300)
+    async with bench.running():
+        await bench.submit(make_record("r1", n=2))
+        await bench.pushed(1)
+        handle = bench.fake.pushed[0].handle
+        bench.fake.waits = [
+            WaitingChoice(handle, "blocks", 4),
+            WaitingChoice(handle, "priority", 0),
+            WaitingChoice(RequestHandle(99), "priority", 0),
+        ]
+        async with asyncio.timeout(20):
+            while (await bench.gateway.standing("m", "r1")).wait is None:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.01)
+        [told] = await bench.gateway.engines("m")
+    assert told.waits == {"r1": Wait("blocks", 4)}

@@ -415,3 +415,20 @@ def test_an_executor_thread_that_is_gone_is_noticed() -> None:
     door.push(Request("r", RequestHandle(1), np.zeros(1, np.int32), Sampling(max_new_tokens=5)))
     with pytest.raises(EngineFailed, match="gone"):
         loop.run()
+
+
+def test_the_snapshot_names_who_waits_and_why_at_most_once_per_interval() -> None:
+    rig = Rig(max_batch=2, phases=1, cache_stats_interval_s=1.0)
+    running = [rig.push([i, 2, 3], 30) for i in range(2)]
+    rig.step()
+    late = [rig.push([7, 7, i], 4) for i in range(2)]
+    rig.step()
+    assert rig.loop.metrics.get().waits == []
+    rig.clock.advance(1.5)
+    rig.step()
+    first, second = rig.loop.metrics.get().waits
+    assert (first.handle, first.reason) == (late[0], "batch_rows")
+    assert (second.handle, second.reason) == (late[1], "priority")
+    rig.run()
+    for handle in (*running, *late):
+        rig.assert_true(handle)

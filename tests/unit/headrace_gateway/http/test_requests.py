@@ -18,6 +18,7 @@ async def test_an_own_request_tells_its_state(edge: Edge, client: httpx.AsyncCli
         "status": "finished",
         "created": 1_800_000_000,
         "attempt": 1,
+        "tokens": 2,
         "finish_reason": "stop",
         "usage": {
             "prompt_tokens": 3,
@@ -94,3 +95,41 @@ async def test_a_bad_query_is_400(edge: Edge, client: httpx.AsyncClient, query: 
     answer = await client.get(f"/v1/requests/cmpl-9/events?{query}")
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == query.split("=")[0]
+
+
+async def test_own_live_requests_are_listed_with_their_reasons(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    for name, status in (("a", "queued"), ("b", "finished"), ("c", "running")):
+        edge.service.infos[name] = FakeRequestInfo(name, status=status, finish=None, usage=None)
+    whole = (await client.get("/v1/requests")).json()
+    assert (whole["object"], whole["has_more"]) == ("list", False)
+    assert [(each["id"], each["reason"]) for each in whole["data"]] == [
+        ("a", "queue"),
+        ("c", "queue"),
+    ]
+    part = (await client.get("/v1/requests?limit=1")).json()
+    assert (len(part["data"]), part["has_more"]) == (1, True)
+    for limit in ("0", "101", "x"):
+        answer = await client.get(f"/v1/requests?limit={limit}")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")
+
+
+async def test_why_says_it_in_a_word_a_sentence_and_numbers(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    edge.service.infos["a"] = FakeRequestInfo("a", status="queued")
+    assert (await client.get("/v1/requests/a/why")).json() == {
+        "id": "a",
+        "object": "request.why",
+        "status": "queued",
+        "reason": "queue",
+        "explanation": "It waits.",
+        "waited_seconds": 1.5,
+        "tokens": 0,
+        "ahead": 2,
+        "queued": 3,
+        "engines": 1,
+        "engine": None,
+    }
+    assert (await client.get("/v1/requests/none/why")).status_code == 404

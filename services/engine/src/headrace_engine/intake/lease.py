@@ -18,7 +18,7 @@ from typing import Literal
 from headrace_kit.clock import Clock
 from headrace_kit.log import get_logger
 from headrace_transport.errors import TransportUnavailable
-from headrace_transport.interface import EngineInfo, EngineWire
+from headrace_transport.interface import EngineInfo, EngineWire, Wait
 
 from headrace_engine.intake.desk import Desk
 from headrace_engine.intake.link import Link
@@ -42,6 +42,8 @@ class Load:
     free_blocks: int
     """Free or evictable."""
     total_blocks: int
+    waits: Mapping[str, Wait]
+    """Of requests that wait inside, by id."""
 
 
 class Progress:
@@ -160,6 +162,7 @@ class LeaseKeeper:
             waiting=load.waiting,
             free_blocks=load.free_blocks,
             total_blocks=load.total_blocks,
+            waits=load.waits,
         )
 
     def _moving(self) -> bool:

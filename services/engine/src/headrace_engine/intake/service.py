@@ -10,13 +10,13 @@ Next     headrace_engine.intake.consumer
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from headrace_kit.clock import Clock
 from headrace_kit.metrics import Registry
 from headrace_kit.traces import Tracing
-from headrace_transport.interface import EngineWire
+from headrace_transport.interface import EngineWire, Wait
 
 from headrace_engine.intake.book import RowBook
 from headrace_engine.intake.consumer import Consumer
@@ -196,4 +196,14 @@ class Intake:
             waiting=state.waiting,
             free_blocks=state.free_blocks + state.cached_blocks,
             total_blocks=state.total_blocks,
+            waits=self._waits(state),
         )
+
+    def _waits(self, state: ScheduleMetrics) -> Mapping[str, Wait]:
+        """By request; of several choices, the first tells."""
+        waits: dict[str, Wait] = {}
+        for waiting in state.waits:
+            held = self._holdings.of(waiting.handle)
+            if held is not None:
+                waits.setdefault(held.id, Wait(waiting.reason, waiting.detail))
+        return waits

@@ -10,7 +10,8 @@ Next     headrace_engine.loop.lifecycle
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from itertools import chain, islice
+from typing import Final, Protocol
 
 from headrace_contracts.codes import Code, FinishReason
 from headrace_contracts.prefix_key import fold
@@ -34,10 +35,13 @@ from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.state.batch import BatchData
 from headrace_engine.state.inbound import Inbound
 from headrace_engine.state.mailbox import NewestCell
-from headrace_engine.state.metrics import CacheStats, ScheduleMetrics
+from headrace_engine.state.metrics import CacheStats, ScheduleMetrics, WaitingChoice
 from headrace_engine.state.outputs import PassOutputs
 from headrace_engine.state.request import Request
 from headrace_engine.state.sequence import Sequence
+
+WAITS_TOLD: Final = 256
+"""Waiting choices whose reasons are shown."""
 
 
 class LoopDoor(Protocol):
@@ -146,6 +150,7 @@ class EngineLoop:
         self._times = (0.0, 0.0, 0.0)
         self._pass_tokens = 0
         self._cache_stats = CacheStats()
+        self._waits: list[WaitingChoice] = []
         self._cache_stats_at = float("-inf")
         self.metrics = NewestCell(ScheduleMetrics())
         self.publish_metrics(clock.monotonic())
@@ -373,6 +378,7 @@ class EngineLoop:
         if now_s - self._cache_stats_at >= self._settings.cache_stats_interval_s:
             self._cache_stats_at = now_s
             self._cache_stats = self.scheduler.cache_stats()
+            self._waits = self._read_waits()
         slots = self.scheduler.pool.slots
         waiting = len(residents.waiting) + len(residents.paused)
         plan_s, wait_s, update_s = self._times
@@ -382,6 +388,7 @@ class EngineLoop:
                 running=self._lifecycle.resident - waiting - len(residents.retiring),
                 waiting=waiting,
                 waiting_by_reason=residents.reasons.counts(),
+                waits=self._waits,
                 retiring=len(residents.retiring),
                 slots=self._settings.max_batch,
                 free_blocks=self._settings.pool_blocks - slots.allocated,
@@ -405,6 +412,16 @@ class EngineLoop:
                 cache=self._cache_stats,
             )
         )
+
+    def _read_waits(self) -> list[WaitingChoice]:
+        residents = self.scheduler.residents
+        waits: list[WaitingChoice] = []
+        for sequence in islice(chain(residents.paused, residents.waiting), WAITS_TOLD):
+            waiting = residents.reasons.of(sequence.number)
+            if waiting is not None:
+                handle = sequence.request.handle
+                waits.append(WaitingChoice(handle, waiting.reason.value, waiting.detail))
+        return waits
 
     def audit(self) -> None:
         """Asserts every invariant of the core. O(everything)."""

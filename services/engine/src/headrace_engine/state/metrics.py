@@ -9,8 +9,10 @@ Next     headrace_engine.metrics
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from headrace_engine.state.request import RequestHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,16 @@ class CacheStats:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingChoice:
+    """Why one choice waited in the newest pass."""
+
+    handle: RequestHandle
+    reason: str
+    """A ``Reason``."""
+    detail: int
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduleMetrics:
     """The engine after one pass. Totals count from the start of the engine."""
 
@@ -46,6 +58,9 @@ class ScheduleMetrics:
     waiting: int = 0
     waiting_by_reason: Mapping[str, int] = field(default_factory=dict[str, int])
     """Sums to ``waiting``."""
+    waits: Sequence[WaitingChoice] = ()
+    """Of choices that wait, in the order in which they would run; of many, the first. Refreshed at
+    most once per interval, like ``cache``."""
     retiring: int = 0
     """Ended sequences whose last batch has not come back."""
     slots: int = 0

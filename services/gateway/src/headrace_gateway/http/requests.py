@@ -1,4 +1,4 @@
-"""``/v1/requests/{id}``: look at a request, cancel it, or read on in its stream."""
+"""``/v1/requests``: look at own requests, ask why one waits, cancel it, read on in its stream."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from headrace_gateway.http.answers.parts import usage_body
 from headrace_gateway.http.context import context_of
 from headrace_gateway.http.errors import bad_request
 from headrace_gateway.http.guard import caller_of
-from headrace_gateway.http.ports import Authenticates, Inference, RequestInfo
+from headrace_gateway.http.ports import Authenticates, Explanation, Inference, RequestInfo
 from headrace_gateway.http.sse import MAX_CURSOR, EventStream
+from headrace_gateway.inference.standing import MAX_LISTED
 
 _CURSOR: Final = re.compile(r"[0-9]{1,10}(?:,[0-9]{1,10})*")
 
@@ -24,6 +25,26 @@ _CURSOR: Final = re.compile(r"[0-9]{1,10}(?:,[0-9]{1,10})*")
 def request_routes(service: Inference, auth: Authenticates) -> APIRouter:
     """The routes of this family."""
     router = APIRouter(tags=["requests"])
+
+    @router.get("/v1/requests")
+    async def list_requests(  # pyright: ignore[reportUnusedFunction]
+        request: Request, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 20
+    ) -> Response:
+        """Lists the key's own requests that have not ended, the newest first."""
+        caller = caller_of(request.scope)
+        auth.require(caller, "inference")
+        listed, more = await service.requests(caller, limit=limit)
+        data = [{**_body(each.info), "reason": each.reason} for each in listed]
+        return JSONResponse({"object": "list", "data": data, "has_more": more})
+
+    @router.get("/v1/requests/{request_id}/why")
+    async def explain_request(  # pyright: ignore[reportUnusedFunction]
+        request: Request, request_id: str
+    ) -> Response:
+        """Says why one of the caller's own requests waits, or that it does not."""
+        caller = caller_of(request.scope)
+        auth.require(caller, "inference")
+        return JSONResponse(_explanation(await service.why(request_id, caller)))
 
     @router.get("/v1/requests/{request_id}")
     async def get_request(  # pyright: ignore[reportUnusedFunction]
@@ -76,6 +97,23 @@ def _body(info: RequestInfo) -> dict[str, object]:
         "status": info.status,
         "created": info.created_ms // 1000,
         "attempt": info.attempt,
+        "tokens": info.tokens,
         "finish_reason": None if info.finish is None else info.finish.name.lower(),
         "usage": None if info.usage is None else usage_body(info.usage),
+    }
+
+
+def _explanation(why: Explanation) -> dict[str, object]:
+    return {
+        "id": why.id,
+        "object": "request.why",
+        "status": why.status,
+        "reason": why.reason,
+        "explanation": why.explanation,
+        "waited_seconds": round(why.waited_s, 3),
+        "tokens": why.tokens,
+        "ahead": why.ahead,
+        "queued": why.depth,
+        "engines": why.engines,
+        "engine": why.engine,
     }

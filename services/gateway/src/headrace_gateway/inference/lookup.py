@@ -34,6 +34,8 @@ class RequestInfo:
     prompt_tokens: int
     finish: FinishReason | None
     usage: UsageTotal | None
+    tokens: int
+    """Generated so far: all of them once it has ended, before that those that are logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ def info_of(call_id: str, found: Found) -> RequestInfo:
         status = "running"
     elif "queued" in statuses:
         status = "queued"
+    usage = _total([state.usage for state in states if state.usage is not None])
     return RequestInfo(
         id=call_id,
         model=found.first.model,
@@ -84,7 +87,11 @@ def info_of(call_id: str, found: Found) -> RequestInfo:
         n=found.first.n,
         prompt_tokens=sum(state.prompt_tokens for state in states),
         finish=found.first.finish if status == "finished" else None,
-        usage=_total([state.usage for state in states if state.usage is not None]),
+        usage=usage,
+        tokens=sum(
+            state.tokens if state.usage is None else state.usage.completion_tokens
+            for state in states
+        ),
     )
 
 

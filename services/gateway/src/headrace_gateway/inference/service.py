@@ -34,7 +34,7 @@ from headrace_gateway.errors import (
     RequestNotFound,
     transport_errors,
 )
-from headrace_gateway.inference import lookup
+from headrace_gateway.inference import lookup, standing
 from headrace_gateway.inference.book import Book
 from headrace_gateway.inference.calls import Call, Caller
 from headrace_gateway.inference.cancels import Cancels, mark_of
@@ -55,6 +55,7 @@ from headrace_gateway.inference.resume import (
 from headrace_gateway.inference.running import OpenCall, Running
 from headrace_gateway.inference.session import Session
 from headrace_gateway.inference.spans import tell_request
+from headrace_gateway.inference.standing import Listed, Why
 from headrace_gateway.inference.tasks import Tasks
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.settings import GatewaySettings
@@ -284,6 +285,16 @@ class InferenceService:
     async def request(self, request_id: str, caller: Caller) -> RequestInfo:
         """What is known of a request. Raises ``RequestNotFound``."""
         return lookup.info_of(request_id, await lookup.find(self._wire, request_id, caller))
+
+    async def requests(self, caller: Caller, *, limit: int) -> tuple[list[Listed], bool]:
+        """The caller's own requests that have not ended, the newest first; whether there are more."""
+        return await standing.live(self._wire, self._catalog, caller, limit=limit)
+
+    async def why(self, request_id: str, caller: Caller) -> Why:
+        """Why a request waits, or that it does not. Raises ``RequestNotFound``."""
+        return await standing.explain(
+            self._wire, self._catalog, request_id, caller, now_ms=self._clock.wall_ms()
+        )
 
     async def models(self, caller: Caller) -> Sequence[ModelInfo]:
         """The models that the caller may use, by name."""
