@@ -68,7 +68,13 @@ def test_the_persons_environment_goes_before_our_defaults(tmp_path: Path) -> Non
     spec = processes(tmp_path).engine()
     assert spec.environ["HEADRACE_ENGINE_DRAIN_S"] == "2"
     assert spec.stop_within_s == 8
-    own = {"HEADRACE_ENGINE_DRAIN_S": "9", "HEADRACE_ENGINE_LEASE_MS": "700", "HOME": "/h"}
+    assert spec.environ["HEADRACE_ENGINE_JOURNAL_DIR"] == str(tmp_path / "s" / "journals")
+    own = {
+        "HEADRACE_ENGINE_DRAIN_S": "9",
+        "HEADRACE_ENGINE_LEASE_MS": "700",
+        "HEADRACE_ENGINE_JOURNAL_DIR": "/j",
+        "HOME": "/h",
+    }
     spec = processes(tmp_path, environ=own).engine()
     assert own.items() <= dict(spec.environ).items()
     assert spec.stop_within_s == 15

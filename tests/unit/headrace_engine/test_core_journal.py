@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from headrace_engine.core import build_core, keep_journal, open_journal
+from headrace_engine.core import JOURNALS_KEPT, build_core, keep_journal, open_journal
 from headrace_engine.errors import EngineFailed
 from headrace_engine.executor.echo import EchoExecutor
 from headrace_engine.loading import LoadedModel
@@ -75,3 +75,7 @@ def test_a_failed_engine_leaves_a_journal_that_replays(tmp_path: Path) -> None:
         result = Replayer(segment).run()
         assert result.difference is None
         assert result.passes >= 3
+    for number in range(2, 2 + JOURNALS_KEPT):
+        assert keep_journal(core, settings, f"engine-{number}") is not None
+    names = sorted(each.name for each in (tmp_path / "kept").iterdir())
+    assert names == [f"headrace-journal-engine-{n}.jsonl" for n in range(2, 2 + JOURNALS_KEPT)]

@@ -121,7 +121,7 @@ class Processes:
         in_file = self._file.get(service, {})
         usual = {"LOG_FORMAT": "console", "DRAIN_S": f"{drain_s:g}"}
         if service == "engine":
-            usual["LEASE_MS"] = ENGINE_LEASE_MS
+            usual |= {"LEASE_MS": ENGINE_LEASE_MS, "JOURNAL_DIR": str(self._state.journals)}
         for key, value in usual.items():
             if key.lower() not in in_file:  # the environment would win over the file
                 environ.setdefault(prefix + key, value)

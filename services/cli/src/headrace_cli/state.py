@@ -59,7 +59,7 @@ class StateDir:
     def open(self) -> StateDir:
         """Creates what is missing and mends permissions. Raises CommandFailed."""
         try:
-            for folder in (self.path, self.data, self.run, self.logs):
+            for folder in (self.path, self.data, self.run, self.logs, self.journals):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 folder.chmod(0o700)
             if not (self.path / MARKER).exists():
@@ -84,6 +84,11 @@ class StateDir:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    @property
+    def journals(self) -> Path:
+        """What engines that failed left for `headrace replay`."""
+        return self.path / "journals"
 
     @property
     def key_file(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from headrace_kit.clock import Clock
 from headrace_kit.errors import SettingsError
@@ -17,6 +18,9 @@ from headrace_engine.scheduler.journal import Journal
 from headrace_engine.scheduler.journal_file import JournalFile, write_journal
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.settings import EngineSettings
+
+JOURNALS_KEPT: Final = 5
+"""Of engines that failed, in a `journal_dir` of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +77,13 @@ def keep_journal(core: Core, settings: EngineSettings, engine: str) -> Path | No
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"headrace-journal-{engine}.jsonl"
     write_journal(journal, path)
+    if settings.journal_dir is not None:
+        _forget_oldest(folder)
     return path
+
+
+def _forget_oldest(folder: Path) -> None:
+    """An engine that fails again and again does not fill the disk."""
+    kept = sorted(folder.glob("headrace-journal-*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
+    for path in kept[:-JOURNALS_KEPT]:
+        path.unlink(missing_ok=True)

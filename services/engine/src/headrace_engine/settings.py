@@ -122,7 +122,8 @@ class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
     """Memory for the newest events and plan hashes, for `headrace replay`, besides one snapshot of
     the scheduler. It holds no token ids. 0 keeps no journal."""
     journal_dir: str | None = setting(None, min_length=1)
-    """Folder where an engine that fails leaves its journal. The system's temporary one when absent."""
+    """Folder where an engine that fails leaves its journal, besides the four before it. The system's
+    temporary one when absent, where all are kept."""
     journal_file: str | None = setting(None, min_length=1)
     """File that gets every event as it happens, **with token ids**, and the file before it as
     `.1`. Nothing is written when absent."""
