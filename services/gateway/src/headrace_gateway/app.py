@@ -45,6 +45,7 @@ from headrace_gateway.rpc.server import RpcServer
 from headrace_gateway.server import HttpServer
 from headrace_gateway.settings import GatewaySecrets, GatewaySettings
 from headrace_gateway.text.pipeline import TextPipeline
+from headrace_gateway.tls import Certificate
 
 log = get_logger(__name__)
 
@@ -128,12 +129,13 @@ class GatewayProcess:
         stopping = install_signals(asyncio.get_running_loop())
         log.info("gateway.starting", gateway=self._process, pid=os.getpid())
         try:
+            certificate = Certificate.of(self._settings.tls_cert_file, self._settings.tls_key_file)
             http = HttpServer(self._settings.http_host, self._settings.http_port)
             try:
                 wire = await unless_stopped(stopping, self._connect())
                 with suppress(Stopped):
                     await unless_stopped(stopping, self._adopt_initial_key(wire))
-                await self._serve(wire, http, stopping)
+                await self._serve(wire, http, certificate, stopping)
             except Stopped:
                 log.info("gateway.stopped_early")
             finally:
@@ -190,7 +192,13 @@ class GatewayProcess:
                 log.info("gateway.initial_key_adopted")
             return
 
-    async def _serve(self, wire: GatewayWire, http: HttpServer, stopping: asyncio.Event) -> None:
+    async def _serve(
+        self,
+        wire: GatewayWire,
+        http: HttpServer,
+        certificate: Certificate | None,
+        stopping: asyncio.Event,
+    ) -> None:
         settings, metrics = self._settings, GatewayMetrics(self._registry)
         threads = ThreadPoolExecutor(settings.text_threads, thread_name_prefix="text")
         catalog = Catalog(
@@ -231,11 +239,14 @@ class GatewayProcess:
             self._registry.start_otlp(settings.otlp_endpoint, settings.otlp_interval_s)
         over = asyncio.Event()
         try:
-            await rpc.start()
+            await rpc.start(None if certificate is None else certificate.grpc_credentials())
             async with asyncio.TaskGroup() as group:
                 group.create_task(service.run(over), name="service")
-                group.create_task(http.serve(api, last_words_s=LAST_WORDS_S), name="http")
+                tls = None if certificate is None else certificate.context
+                serving = http.serve(api, last_words_s=LAST_WORDS_S, tls=tls)
+                group.create_task(serving, name="http")
                 health = group.create_task(rpc.report_health(), name="grpc health")
+                watch = group.create_task(_watched(certificate), name="certificate")
                 await http.started()
                 gc.collect()
                 gc.freeze()  # what start-up made lives as long as the process
@@ -243,6 +254,7 @@ class GatewayProcess:
                 await stopping.wait()
                 await self._drain(service, readiness, rpc)
                 health.cancel()
+                watch.cancel()
                 http.stop()
                 await rpc.stop(LAST_WORDS_S)
                 over.set()
@@ -273,3 +285,8 @@ class GatewayProcess:
 
 def _revealed(secret: SecretStr | None) -> str | None:
     return None if secret is None else secret.get_secret_value()
+
+
+async def _watched(certificate: Certificate | None) -> None:
+    if certificate is not None:
+        await certificate.watch()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Generator
 from typing import Final
 
@@ -36,9 +37,11 @@ class HttpServer:
         self._server: _Server | None = None
         self._up = asyncio.Event()
 
-    async def serve(self, app: FastAPI, *, last_words_s: float) -> None:
-        """Serves until ``stop``. Connections that are busy then get ``last_words_s`` to say what
-        they have to; idle ones none.
+    async def serve(
+        self, app: FastAPI, *, last_words_s: float, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Serves until ``stop``, over TLS if ``tls`` is given. Connections that are busy then get
+        ``last_words_s`` to say what they have to; idle ones none.
         """
         self._server = _Server(
             uvicorn.Config(
@@ -53,6 +56,7 @@ class HttpServer:
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=max(1, round(last_words_s)),
                 backlog=BACKLOG,
+                ssl_context_factory=None if tls is None else lambda _config, _default: tls,
             ),
             self._up,
         )

@@ -19,6 +19,11 @@ class GatewaySettings(Settings, env_prefix="HEADRACE_GATEWAY_"):
     """Address the gRPC API listens on."""
     grpc_port: int = setting(9000, ge=0, le=65535)
     """Port of the gRPC API; 0 takes a free one."""
+    tls_cert_file: str | None = setting(None)
+    """Certificate, with those of its authorities, for TLS on both APIs. Read again when it changes;
+    without one both are plain."""
+    tls_key_file: str | None = setting(None)
+    """The key of `tls_cert_file`."""
     ready_file: str | None = setting(None)
     """File that gets the ports and the process id, as JSON, once requests can be served."""
 

@@ -78,11 +78,14 @@ class RpcServer:
         """Where it listens, once started."""
         return self._port
 
-    async def start(self) -> None:
-        """Listens. Raises ``OSError`` when the port is taken."""
+    async def start(self, credentials: grpc.ServerCredentials | None = None) -> None:
+        """Listens, over TLS with ``credentials``. Raises ``OSError`` when the port is taken."""
         address = f"{self._settings.grpc_host}:{self._settings.grpc_port}"
         try:
-            self._port = self._server.add_insecure_port(address)
+            if credentials is None:
+                self._port = self._server.add_insecure_port(address)
+            else:
+                self._port = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise OSError(f"gRPC cannot listen on {address}: {error}") from error
         await self._server.start()
