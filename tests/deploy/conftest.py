@@ -14,8 +14,11 @@ from containers.bases import make_bases
 from containers.cache import CACHE, ROOT, STATE
 from containers.daemon import Daemon
 from containers.images import Images, build_images
+from support.kubernetes import Cluster
 from support.timings import Timings
 
+CLUSTER = ROOT / "tests/deploy/cluster"
+CLUSTER_BUILD_S = 1800.0
 TIMES = pytest.StashKey[list[tuple[str, float]]]()
 
 

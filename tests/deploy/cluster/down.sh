@@ -41,5 +41,6 @@ ip -o link show master $BRIDGE 2>/dev/null | awk -F': |@' '{print $2}' | while r
 done
 ip link del $BRIDGE 2>/dev/null
 find /sys/fs/cgroup -depth -type d -path '*/headrace-pods*' -exec rmdir {} + 2>/dev/null
+while read -r place; do rm -rf "${place:?}"; done <"$STATE/made"
 rm -rf "$STATE"
 say "down in $((SECONDS - began)) s"

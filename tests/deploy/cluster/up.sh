@@ -20,6 +20,7 @@ docker version >/dev/null 2>&1 || {
 }
 "$HERE/down.sh"
 mkdir -p "$STATE"/{pki,log,pid,cni/conf,cni/cache,kubelet}
+for place in $KUBELET_PLACES; do [ -e "$place" ] || echo "$place"; done >"$STATE/made"
 cd "$STATE"
 export KUBECONFIG=$STATE/pki/admin.conf
 
@@ -166,5 +167,6 @@ start proxy "$BIN/kube-proxy" --kubeconfig="$pki/proxy.conf" --proxy-mode=iptabl
 wait_for "the node" sh -c "kubectl get nodes --no-headers | grep -qw Ready"
 wait_for "the default service account" kubectl get serviceaccount default
 
+touch "$STATE/up"
 say "up in $((SECONDS - began)) s"
 echo "$KUBECONFIG"
