@@ -1,24 +1,31 @@
 """What the CPU executor does on the default model, through the engine's own loop and threads.
 
-Four workloads for each way of holding weights, beside `transformers` on the same weights and the
-time that the weights' bytes alone take at the measured read bandwidth. Prints medians and the
-ratios that docs/guides/cpu.md names, and ends with one JSON line.
+Five workloads for each way of holding weights, beside peers on the same weights and the time that
+the weights' bytes alone take at the measured read bandwidth. Each peer runs in a process of the
+interpreter that has it (`--peer vllm=/path/to/venv/bin/python`), in turn with ours, repeat by
+repeat. Prints medians and the ratios that docs/guides/cpu.md names; ends with one JSON line.
 
-usage: cpu.py [--repeats 3] [--threads N] [--no-peer] [--dtypes float32,bfloat16,packed]
+usage: cpu.py [--quick] [--repeats 3] [--threads N] [--dtypes float32,bfloat16,packed]
+              [--peer transformers|vllm|llamacpp[=PYTHON]]... [--no-peer]
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
+import platform
 import statistics
 import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from pathlib import Path
+from typing import Any, Final, Protocol, cast, get_args
 
 import numpy as np
 from headrace_engine.default_model import DEFAULT_MODEL
@@ -29,6 +36,7 @@ from headrace_engine.kernels.native import NativeLibrary
 from headrace_engine.loop.thread import EngineLoop, executor_limits
 from headrace_engine.model.decoder import Dtype
 from headrace_engine.model.layers import Matrix, Weights
+from headrace_engine.model.loader.source import resolve
 from headrace_engine.model.opening import open_model
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.state.request import Request, RequestHandle, Sampling
@@ -36,10 +44,8 @@ from headrace_kit.clock import SystemClock
 from numpy.typing import NDArray
 
 Prompt = NDArray[np.int32]
-WORKLOADS = ("one stream", "prefill 1024", "batch 8", "shared 512", "distinct")
 VOCABULARY = 49_152
-PEER_LIMIT_S = 180.0
-"""The peer runs no further workload once it has taken this long."""
+PEERS: Final = ("transformers", "vllm", "llamacpp")
 
 
 class Prompts:
@@ -65,6 +71,8 @@ class Times:
     last_first: float
     """When every request had its first token."""
     end: float
+    cpu: float
+    """Seconds of the processor, of all threads together."""
 
 
 class Engine:
@@ -91,7 +99,7 @@ class Engine:
 
     def run(self, prompts: Sequence[Prompt], count: int) -> Times:
         """``count`` tokens for each prompt, all submitted at once."""
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.process_time()
         waiting: set[int] = set()
         for prompt in prompts:
             handle = RequestHandle(self._next)
@@ -108,7 +116,8 @@ class Engine:
                     silent -= set(handles[outputs.counts > 0].tolist())
                     last_first = time.perf_counter() - begin
                 waiting -= {int(handles[end.row]) for end in outputs.ends}
-        return Times(last_first, time.perf_counter() - begin)
+        end = time.perf_counter() - begin
+        return Times(last_first, end, time.process_time() - cpu)
 
     def close(self) -> None:
         """Ends both threads."""
@@ -117,118 +126,122 @@ class Engine:
         self._executor.close()
 
 
-def decode_rate(times: Times, streams: int, count: int) -> float:
-    """Tokens per second once every stream decodes."""
-    return streams * (count - 1) / (times.end - times.last_first)
+class Contender(Protocol):
+    """An engine that can be timed."""
+
+    def run(self, prompts: Sequence[Prompt], count: int) -> Times:
+        """``count`` greedy tokens for each prompt, all submitted at once."""
+        ...
 
 
-def workloads(
-    run: Callable[[Sequence[Prompt], int], Times], prompts: Prompts
-) -> dict[str, Callable[[], float]]:
-    """By name: one repeat, in tokens per second."""
+@dataclass(frozen=True)
+class Workload:
+    """What is asked, and how a result becomes tokens per second."""
 
-    def shared() -> float:
-        return 32 * 32 / run(prompts.sharing(32, 512, 32), 32).end
+    make: Callable[[Prompts], list[Prompt]]
+    count: int
+    tokens: int
+    """That the rate counts."""
+    decode_only: bool = False
+    """Whether the clock starts when every stream has its first token."""
 
-    def distinct() -> float:
-        return 32 * 32 / run([prompts.make(544) for _ in range(32)], 32).end
-
-    return {
-        "one stream": lambda: decode_rate(run([prompts.make(128)], 65), 1, 65),
-        "prefill 1024": lambda: 1024 / run([prompts.make(1024)], 1).end,
-        "batch 8": lambda: decode_rate(run([prompts.make(128) for _ in range(8)], 49), 8, 49),
-        "shared 512": shared,
-        "distinct": distinct,
-    }
+    def rate(self, contender: Contender, prompts: Prompts) -> tuple[float, float]:
+        """Tokens per second, by the clock and by the processor's time."""
+        times = contender.run(self.make(prompts), self.count)
+        seconds = times.end - (times.last_first if self.decode_only else 0.0)
+        return self.tokens / seconds, self.tokens / max(times.cpu * seconds / times.end, 1e-9)
 
 
-def measure_ours(dtype: Dtype, threads: int, repeats: int) -> dict[str, float]:
-    """Medians by workload, and the seconds from nothing to the first token."""
-    begin = time.perf_counter()
-    executor = CpuExecutor.load(DEFAULT_MODEL, dtype=dtype, threads=threads)
-    engine = Engine(executor)
-    prompts = Prompts()
-    engine.run([prompts.make(40)], 1)
-    found = {"first token s": time.perf_counter() - begin}
-    for name, once in workloads(engine.run, prompts).items():
-        found[name] = statistics.median(once() for _ in range(repeats))
-    engine.close()
-    return found
+WORKLOADS: Final = {
+    "one stream": Workload(lambda p: [p.make(128)], 65, 64, decode_only=True),
+    "prefill 1024": Workload(lambda p: [p.make(1024)], 1, 1024),
+    "batch 8": Workload(lambda p: [p.make(128) for _ in range(8)], 49, 8 * 48, decode_only=True),
+    "shared 512": Workload(lambda p: p.sharing(32, 512, 32), 32, 32 * 32),
+    "distinct": Workload(lambda p: [p.make(544) for _ in range(32)], 32, 32 * 32),
+}
+STATIC: Final = Workload(lambda p: p.sharing(8, 512, 32), 32, 8 * 32)
+"""A quarter of the shared workload: as fast as the whole for a peer with batches of 8."""
+CHEAP: Final = ("one stream", "prefill 1024", "batch 8")
+"""Repeated in full; the others once, or twice in a run of three and more."""
 
 
 class Peer:
-    """`transformers` with the same weights; batches of at most 8, as it has no scheduler."""
+    """Another engine, in a process and environment of its own; see cpu_peers/worker.py."""
 
-    def __init__(self, weights: Weights, dtype: Dtype, threads: int) -> None:
-        import torch
-        from transformers import LlamaConfig
-        from transformers.cache_utils import DynamicCache
-        from transformers.models.llama.modeling_llama import LlamaForCausalLM
-
-        torch.set_num_threads(threads)
-        config = weights.config
-        made = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=config.vocabulary,
-                hidden_size=config.hidden,
-                intermediate_size=config.intermediate,
-                num_hidden_layers=config.layers,
-                num_attention_heads=config.heads,
-                num_key_value_heads=config.kv_heads,
-                max_position_embeddings=config.context_tokens,
-                rms_norm_eps=config.norm_epsilon,
-                rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-                tie_word_embeddings=True,
-                pad_token_id=0,
-                eos_token_id=None,
-            )
+    def __init__(self, name: str, python: str, model: str, dtype: str, threads: int) -> None:
+        self.name = name
+        worker = Path(__file__).parent / "cpu_peers" / "worker.py"
+        self._process = subprocess.Popen(
+            [python, str(worker), f"{name}_peer", model, dtype, str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
-        state = {"model.embed_tokens.weight": weights.embedding, "lm_head.weight": weights.output}
-        tensors = {name: matrix.as_float32() for name, matrix in state.items()}
-        tensors["model.norm.weight"] = weights.final_norm
-        for index, layer in enumerate(weights.layers):
-            at = f"model.layers.{index}."
-            tensors[f"{at}input_layernorm.weight"] = layer.attention_norm
-            tensors[f"{at}post_attention_layernorm.weight"] = layer.mlp_norm
-            for name, part in zip("qkv", layer.qkv.parts, strict=True):
-                tensors[f"{at}self_attn.{name}_proj.weight"] = Matrix((part,)).as_float32()
-            tensors[f"{at}self_attn.o_proj.weight"] = layer.attention_output.as_float32()
-            for name in ("gate", "up", "down"):
-                matrix: Matrix = {"gate": layer.gate, "up": layer.up, "down": layer.down}[name]
-                tensors[f"{at}mlp.{name}_proj.weight"] = matrix.as_float32()
-        made.load_state_dict({name: torch.as_tensor(array) for name, array in tensors.items()})
-        kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-        torch.nn.Module.to(made, kind)
-        self._model = cast(Any, made.eval())
-        self._torch = torch
-        self._cache: Callable[[], Any] = DynamicCache
+        self.first_token_s = float(self._answer()["ready"])
 
     def run(self, prompts: Sequence[Prompt], count: int) -> Times:
         """See Engine.run."""
-        begin = time.perf_counter()
-        first = 0.0
-        for at in range(0, len(prompts), 8):
-            ids = self._torch.as_tensor(np.stack(prompts[at : at + 8])).long()
-            with self._torch.inference_mode():
-                cache = self._cache()
-                for _ in range(count):
-                    out = self._model(ids, cache=cache, use_cache=True, logits_to_keep=1)
-                    ids = out.logits[:, -1:].argmax(-1)
-                    first = first or time.perf_counter() - begin
-        return Times(first, time.perf_counter() - begin)
+        asked = {"prompts": [prompt.tolist() for prompt in prompts], "count": count}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        return Times(**self._answer())
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.communicate(timeout=60)
+
+    def _answer(self) -> dict[str, float]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.name} ended; run bench/cpu_peers/worker.py by hand to see why")
+        return json.loads(line)
 
 
-def measure_peer(weights: Weights, dtype: Dtype, threads: int) -> dict[str, float]:
-    """As measure_ours, each workload once, until its time is up."""
-    begin = time.perf_counter()
-    peer = Peer(weights, dtype, threads)
-    prompts = Prompts()
-    peer.run([prompts.make(40)], 2)
-    found: dict[str, float] = {}
-    for name, once in workloads(peer.run, prompts).items():
-        if name != "distinct" and time.perf_counter() - begin < PEER_LIMIT_S:
-            found[name] = once()
-    return found
+def write_folder(weights: Weights, folder: Path) -> None:
+    """The model as a folder that `transformers` and vLLM read, in float32."""
+    config = weights.config
+    described = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": config.vocabulary,
+        "hidden_size": config.hidden,
+        "intermediate_size": config.intermediate,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "max_position_embeddings": config.context_tokens,
+        "rms_norm_eps": config.norm_epsilon,
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(described))
+    tensors = {
+        "model.embed_tokens.weight": weights.embedding.as_float32(),
+        "model.norm.weight": weights.final_norm,
+    }
+    for index, layer in enumerate(weights.layers):
+        at = f"model.layers.{index}."
+        tensors[f"{at}input_layernorm.weight"] = layer.attention_norm
+        tensors[f"{at}post_attention_layernorm.weight"] = layer.mlp_norm
+        matrices = {"self_attn.o": layer.attention_output}
+        matrices |= {"mlp.gate": layer.gate, "mlp.up": layer.up, "mlp.down": layer.down}
+        for name, part in zip("qkv", layer.qkv.parts, strict=True):
+            matrices[f"self_attn.{name}"] = Matrix((part,))
+        for name, matrix in matrices.items():
+            tensors[f"{at}{name}_proj.weight"] = matrix.as_float32()
+    numpy_files: Any = importlib.import_module("safetensors.numpy")
+    numpy_files.save_file(
+        {name: np.ascontiguousarray(array, np.float32) for name, array in tensors.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
 
 
 def read_bandwidth(threads: int) -> float:
@@ -255,22 +268,126 @@ def weight_bytes(weights: Weights, dtype: Dtype) -> int:
     return numbers * (4 if dtype == "float32" else 2)
 
 
-def show(name: str, found: dict[str, float]) -> None:
+class Table:
+    """What was measured of one way of holding weights: rates by contender and workload."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, dict[str, list[tuple[float, float]]]] = {}
+
+    def add(self, contender: str, workload: str, rate: tuple[float, float]) -> None:
+        """One repeat."""
+        self._rates.setdefault(contender, {}).setdefault(workload, []).append(rate)
+
+    def medians(self, contender: str, clock: int = 0) -> dict[str, float]:
+        """Tokens per second by workload; ``clock`` 1 for the processor's time."""
+        rates = self._rates.get(contender, {})
+        return {name: statistics.median(r[clock] for r in found) for name, found in rates.items()}
+
+    def ratios(self, contender: str) -> dict[str, float]:
+        """Ours over the contender's: the median of each repeat's own ratio."""
+        ours = self._rates["headrace"]
+        return {
+            name: statistics.median(
+                mine[0] / other[0] for mine, other in zip(ours[name], found, strict=False)
+            )
+            for name, found in self._rates[contender].items()
+        }
+
+
+def measure(
+    ours: Engine, peers: dict[str, tuple[Peer, Sequence[str]]], repeats: int, prompts: Prompts
+) -> Table:
+    """Every contender in turn, workload by workload, so that all meet the same machine."""
+    table = Table()
+    for name, workload in WORKLOADS.items():
+        for _ in range(repeats if name in CHEAP else min(repeats, 1 + repeats // 3)):
+            table.add("headrace", name, workload.rate(ours, prompts))
+            for peer_name, (peer, wanted) in peers.items():
+                if name in wanted:
+                    static = peer.name == "transformers" and name == "shared 512"
+                    asked = STATIC if static else workload
+                    table.add(peer_name, name, asked.rate(peer, prompts))
+    return table
+
+
+def show(name: str, found: dict[str, float], digits: int = 1) -> None:
     """One line of the table."""
-    cells = [f"{found[work]:12.1f}" if work in found else f"{'-':>12}" for work in WORKLOADS]
-    print(f"{name:24}", *cells)
+    cells = (f"{found[w]:12.{digits}f}" if w in found else f"{'-':>12}" for w in WORKLOADS)
+    print(f"{name:24}", *cells, flush=True)
+
+
+MATCHES: Final[dict[Dtype, dict[str, tuple[str, Sequence[str]]]]] = {
+    "float32": {"transformers": ("float32", (*CHEAP, "shared 512"))},
+    "bfloat16": {
+        "vllm": ("bfloat16", (*CHEAP, "shared 512")),
+        "transformers": ("bfloat16", CHEAP),
+    },
+    "packed": {
+        "llamacpp": ("packed", (*CHEAP, "shared 512")),
+        "vllm": ("bfloat16", ("one stream",)),
+    },
+}
+"""For each way of holding weights: the peers, their data type, and the workloads they run."""
+
+
+def measure_dtype(
+    dtype: Dtype, options: argparse.Namespace, pythons: dict[str, str], folder: Path, floor: float
+) -> dict[str, Any]:
+    """One section of the result, printed as it comes."""
+    peers: dict[str, tuple[Peer, Sequence[str]]] = {}
+    for name, (peer_dtype, wanted) in MATCHES[dtype].items():
+        if name in pythons:
+            model = str(resolve(DEFAULT_MODEL)) if name == "llamacpp" else str(folder)
+            peer = Peer(name, pythons[name], model, peer_dtype, options.threads)
+            peers[f"{name} {peer_dtype}"] = (peer, wanted)
+    prompts = Prompts()
+    begin = time.perf_counter()
+    engine = Engine(CpuExecutor.load(DEFAULT_MODEL, dtype=dtype, threads=options.threads))
+    engine.run([prompts.make(40)], 1)
+    first_token_s = time.perf_counter() - begin
+    table = measure(engine, peers, options.repeats, prompts)
+    engine.close()
+    ours = table.medians("headrace")
+    show(f"headrace {dtype}", ours)
+    row: dict[str, Any] = {
+        "headrace": ours,
+        "headrace_per_cpu_second": table.medians("headrace", 1),
+        "floor one stream": floor,
+        "one stream / floor": ours["one stream"] / floor,
+        "shared / distinct": ours["shared 512"] / ours["distinct"],
+        "first token s": {"headrace": first_token_s},
+    }
+    for name, (peer, _) in peers.items():
+        peer.close()
+        row[name] = table.medians(name)
+        row[f"ratios to {name}"] = table.ratios(name)
+        row["first token s"][name] = peer.first_token_s
+        show(name, row[name])
+        show("  ratio", row[f"ratios to {name}"], 2)
+    print(
+        f"  one stream by bytes alone {floor:.0f} (reached {row['one stream / floor']:.2f});"
+        f" shared / distinct {row['shared / distinct']:.1f}; first token after"
+        f" {first_token_s:.1f} s"
+    )
+    return row
 
 
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one repeat of everything")
     parser.add_argument("--threads", type=int, default=available_cores())
+    parser.add_argument("--peer", action="append", metavar="NAME[=PYTHON]")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--dtypes", default=",".join(get_args(Dtype)))
     options = parser.parse_args()
+    if options.quick:
+        options.repeats = 1
+    pythons = {} if options.no_peer else chosen_peers(options.peer or ["transformers"])
     weights = open_model(DEFAULT_MODEL).weights
     bandwidth = read_bandwidth(options.threads)
+    begin = time.perf_counter()
     print(
         f"threads {options.threads}, read bandwidth {bandwidth / 1e9:.1f} GB/s, tokens per second:"
     )
@@ -278,29 +395,41 @@ def main() -> None:
     result: dict[str, Any] = {
         "bench": "cpu",
         "commit": commit(),
+        "processor": processor(),
         "threads": options.threads,
+        "repeats": options.repeats,
         "load": os.getloadavg()[0],
         "bandwidth_bytes_s": round(bandwidth),
     }
-    for dtype in cast("list[Dtype]", options.dtypes.split(",")):
-        ours = measure_ours(dtype, options.threads, options.repeats)
-        floor = bandwidth / weight_bytes(weights, dtype)
-        show(f"headrace {dtype}", ours)
-        row: dict[str, Any] = {"headrace": ours, "floor one stream": floor}
-        row["shared / distinct"] = ours["shared 512"] / ours["distinct"]
-        row["one stream / floor"] = ours["one stream"] / floor
-        if not options.no_peer and dtype != "packed":
-            row["transformers"] = peer = measure_peer(weights, dtype, options.threads)
-            show(f"transformers {dtype}", peer)
-            row["ratios"] = {name: ours[name] / peer[name] for name in peer}
-            show("  ratio", row["ratios"])
-        print(
-            f"  one stream by bytes alone {floor:.0f} (reached {row['one stream / floor']:.2f});"
-            f" shared / distinct {row['shared / distinct']:.1f}; first token after"
-            f" {ours['first token s']:.1f} s"
-        )
-        result[dtype] = row
-    print(json.dumps(result, default=lambda x: float(x)))
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        if pythons:
+            write_folder(weights, folder)
+        for dtype in cast("list[Dtype]", options.dtypes.split(",")):
+            floor = bandwidth / weight_bytes(weights, dtype)
+            result[dtype] = measure_dtype(dtype, options, pythons, folder, floor)
+    result["load_after"] = os.getloadavg()[0]
+    result["wall_s"] = time.perf_counter() - begin
+    print(json.dumps(result, default=float))
+
+
+def chosen_peers(asked: Sequence[str]) -> dict[str, str]:
+    """Name to the interpreter that has it installed; by default the one that runs this."""
+    found: dict[str, str] = {}
+    for item in asked:
+        name, _, python = item.partition("=")
+        if name not in PEERS:
+            raise SystemExit(f"--peer {item}: one of {', '.join(PEERS)}")
+        found[name] = python or sys.executable
+    return found
+
+
+def processor() -> str:
+    """Its name, and whether it has bf16 dot products, which decide the bf16 rows."""
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    name = next((x.split(":")[1].strip() for x in text.splitlines() if "model name" in x), "")
+    units = [unit for unit in ("avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16") if unit in text]
+    return f"{name or platform.machine()} ({', '.join(units) or 'no avx512'})"
 
 
 def commit() -> str:
