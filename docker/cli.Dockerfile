@@ -39,7 +39,7 @@ RUN PYTHONHASHSEED=0 /opt/tools/bin/python assemble.py /opt/headrace /rootfs \
 
 FROM python:${PYTHON}-slim
 COPY --from=build /rootfs/ /
-COPY docker/secrets.py /opt/headrace/secrets.py
+COPY docker/make_secrets.py /opt/headrace/libexec/make_secrets.py
 ENV PATH=/opt/headrace/bin:$PATH \
     HOME=/tmp \
     PYTHONUNBUFFERED=1 \

@@ -73,7 +73,7 @@ VOLUME /var/cache/headrace
 # hadolint ignore=DL3006
 FROM runtime-${VARIANT}
 COPY --from=build /rootfs/ /
-COPY docker/health.py /opt/headrace/health.py
+COPY docker/health.py /opt/headrace/libexec/health.py
 ENV PATH=/opt/headrace/bin:$PATH \
     HOME=/tmp \
     PYTHONUNBUFFERED=1 \
@@ -84,7 +84,7 @@ USER 10001:0
 WORKDIR /opt/headrace
 EXPOSE 9100
 HEALTHCHECK --interval=5s --timeout=3s --start-period=300s \
-    CMD ["python3", "-I", "-S", "/opt/headrace/health.py", "9100"]
+    CMD ["python3", "-I", "-S", "/opt/headrace/libexec/health.py", "9100"]
 ENTRYPOINT ["headrace-engine"]
 ARG VERSION=0.1.0
 ARG REVISION=unknown

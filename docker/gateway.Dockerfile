@@ -35,7 +35,7 @@ RUN PYTHONHASHSEED=0 /opt/tools/bin/python assemble.py /opt/headrace /rootfs
 
 FROM python:${PYTHON}-slim
 COPY --from=build /rootfs/ /
-COPY docker/health.py /opt/headrace/health.py
+COPY docker/health.py /opt/headrace/libexec/health.py
 ENV PATH=/opt/headrace/bin:$PATH \
     HOME=/tmp \
     PYTHONUNBUFFERED=1 \
@@ -46,7 +46,7 @@ USER 10001:0
 WORKDIR /opt/headrace
 EXPOSE 8000 9000
 HEALTHCHECK --interval=5s --timeout=3s --start-period=30s \
-    CMD ["python3", "-I", "-S", "/opt/headrace/health.py", "8000"]
+    CMD ["python3", "-I", "-S", "/opt/headrace/libexec/health.py", "8000"]
 ENTRYPOINT ["headrace-gateway"]
 ARG VERSION=0.1.0
 ARG REVISION=unknown

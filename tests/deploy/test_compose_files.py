@@ -98,8 +98,8 @@ def test_services_start_in_order_of_health(config: dict[str, Any]) -> None:
 def test_users_of_the_server_may_do_what_they_may_in_the_chart() -> None:
     chart = (ROOT / "charts/headrace/templates/valkey/_acl.tpl").read_text()
     (service,) = re.findall(r'\$service := "([^"]+)"', chart)
-    script = (ROOT / "docker/secrets.py").read_text()
-    values: dict[str, Any] = {"__name__": "secrets"}
+    script = (ROOT / "docker/make_secrets.py").read_text()
+    values: dict[str, Any] = {"__name__": "made"}
     exec(script.replace("\nmain()\n", "\n"), values)
     for user, rule in values["USERS"].items():
         (line,) = (line for line in chart.splitlines() if line.startswith(f"user {user} "))

@@ -1,4 +1,4 @@
-"""Makes the secrets of a stack in two folders, where they are absent. usage: secrets.py SERVER KEYS
+"""Makes the secrets of a stack in two folders, where they are absent. usage: make_secrets.py SERVER KEYS
 
 SERVER gets a password and an access list for each user of the bundled server, KEYS the pepper under
 which API keys are stored, which only what checks or makes keys may read.
