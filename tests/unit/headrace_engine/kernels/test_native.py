@@ -10,7 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType as Quantization
 from gguf import dequantize, quantize
 from headrace_engine.executor.sampler import NumpySampling, noise_key
-from headrace_engine.kernels.native import Kind, NativeLibrary, PackedLinear
+from headrace_engine.kernels.native import Kind, NativeLibrary, PackedLinear, PanelMemory
 from numpy.typing import NDArray
 
 if shutil.which("c++") is None and shutil.which("g++") is None:
@@ -129,3 +129,14 @@ def test_many_short_loops_share_their_tasks_without_losing_one(library: NativeLi
     exact = x @ weights.T
     for _ in range(3000):
         assert np.allclose(linear(x), exact, atol=1e-4)
+
+
+def test_pieces_of_panel_memory_are_zero_aligned_and_apart() -> None:
+    memory = PanelMemory()
+    pieces = [memory.take(size) for size in (1, 100, 4096, 40 << 20, 7)]
+    for number, piece in enumerate(pieces):
+        assert piece.ctypes.data % 64 == 0
+        assert not piece.any()
+        piece[:] = number + 1
+    assert [len(piece) for piece in pieces] == [1, 100, 4096, 40 << 20, 7]
+    assert all((piece == number + 1).all() for number, piece in enumerate(pieces))

@@ -6,6 +6,7 @@ Shapes, layouts, reduction orders and tolerances stand at the head of each file 
 from __future__ import annotations
 
 import ctypes
+import mmap
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from enum import IntEnum
 from pathlib import Path
@@ -20,6 +21,8 @@ GROUP: Final = 32
 """Inputs of a linear are padded to whole groups, and rows of its input are zero there."""
 LANES: Final = 16
 _ALIGNMENT_BYTES: Final = 64
+_HUGE_PAGE_BYTES: Final = 2 << 20
+_CHUNK_BYTES: Final = 32 << 20
 _INTERFACE: Final = 2
 
 _SIGNATURES: Final[dict[str, tuple[object, tuple[object, ...]]]] = {
@@ -104,6 +107,7 @@ class NativeLibrary:
         self.calls = library
         self.dots_bf16 = bool(library.hr_dots_bf16())
         """Whether bf16 weights are multiplied by bf16 inputs, in the processor's own unit."""
+        self.memory = PanelMemory()
         self._pool: int | None = None
 
     @property
@@ -152,7 +156,7 @@ class PackedLinear:
         self.outputs = outputs
         self.inputs = inputs
         size = int(library.calls.hr_panels_bytes(kind, outputs, inputs))
-        self.panels = aligned_zeros(size)
+        self.panels = library.memory.take(size)
         self._bias: NDArray[np.float32] | None = None
 
     def pack(
@@ -228,11 +232,34 @@ def address(array: NDArray[np.generic]) -> int:
     return array.ctypes.data
 
 
-def aligned_zeros(size: int) -> NDArray[np.uint8]:
-    """``uint8[size]`` on a cache line, so that no vector straddles two."""
-    memory = np.zeros(size + _ALIGNMENT_BYTES, np.uint8)
-    skip = -address(memory) % _ALIGNMENT_BYTES
-    return memory[skip : skip + size]
+class PanelMemory:
+    """Memory for panels, zero at first, handed out in pieces that begin on a cache line.
+
+    It lies on huge pages where the system gives them: a decode step walks through all weights,
+    and processors fetch ahead within a page only. A piece keeps its part of the memory alive.
+    """
+
+    def __init__(self) -> None:
+        self._free = np.zeros(0, np.uint8)
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """``uint8[size]``."""
+        if size > len(self._free):
+            self._free = _huge_pages(max(size, _CHUNK_BYTES))
+        piece = self._free[:size]
+        self._free = self._free[-(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES :]
+        return piece
+
+
+def _huge_pages(size: int) -> NDArray[np.uint8]:
+    """At least ``size`` bytes from the start of a huge page to the end of one."""
+    size = -(-size // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+    memory = mmap.mmap(-1, size + _HUGE_PAGE_BYTES)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    pages = np.frombuffer(memory, np.uint8)
+    skip = -address(pages) % _HUGE_PAGE_BYTES
+    return pages[skip : skip + size]
 
 
 def _rows_of(array: NDArray[np.float32]) -> tuple[int, int]:

@@ -53,6 +53,8 @@ void attend_rows(const AttentionShape& shape, AttentionScratch& s, int query, in
                  const Number* const* key_tiles, const Number* const* value_groups) {
     const int dim = shape.head_dim;
     alignas(64) float weights[rows][kChunk];
+    alignas(64) float scales[kLanes];  // of what earlier chunks gave
+    float sums[rows];
     {
         F32 acc[rows][kTiles];
         for (int r = 0; r < rows; ++r)
@@ -66,31 +68,31 @@ void attend_rows(const AttentionShape& shape, AttentionScratch& s, int query, in
             }
         }
         const I32 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        alignas(64) float change[kLanes] = {};
         for (int r = 0; r < rows; ++r) {
             const int limit = s.last[query + r] - first;  // last lane that is seen
-            F32 highest = splat(-INFINITY);
-            for (int t = 0; t < kTiles; ++t) {
-                const I32 seen = lane + t * kLanes <= limit;
-                acc[r][t] = seen ? acc[r][t] : splat(-INFINITY);
-                highest = maximum(highest, acc[r][t]);
-            }
+            if (limit < kChunk - 1)
+                for (int t = 0; t < kTiles; ++t) {
+                    const I32 seen = lane + t * kLanes <= limit;
+                    acc[r][t] = seen ? acc[r][t] : splat(-INFINITY);
+                }
+            F32 highest = acc[r][0];
+            for (int t = 1; t < kTiles; ++t) highest = maximum(highest, acc[r][t]);
             const float before = s.maximum[query + r];
             const float chunk_maximum = maximum(highest);
             const float now = before > chunk_maximum ? before : chunk_maximum;
+            s.maximum[query + r] = now;
+            change[r] = before - now;
             F32 added = splat(0.0f);
             for (int t = 0; t < kTiles; ++t) {
                 const F32 weight = exp(acc[r][t] - splat(now));
                 store(weights[r] + t * kLanes, weight);
                 added = added + weight;
             }
-            const float scale = exp(splat(before - now))[0];
-            s.maximum[query + r] = now;
-            s.total[query + r] = s.total[query + r] * scale + sum(added);
-            if (scale != 1.0f) {
-                float* out = s.output + (query + r) * dim;
-                for (int d = 0; d < dim; d += kLanes) store(out + d, load<F32>(out + d) * splat(scale));
-            }
+            sums[r] = sum(added);
         }
+        store(scales, exp(load<F32>(change)));
+        for (int r = 0; r < rows; ++r) s.total[query + r] = s.total[query + r] * scales[r] + sums[r];
     }
     constexpr int kWidth = 4;  // vectors of head_dim at a time
     for (int d = 0; d < dim; d += kWidth * kLanes) {
@@ -98,7 +100,8 @@ void attend_rows(const AttentionShape& shape, AttentionScratch& s, int query, in
         F32 acc[rows][kWidth];
         for (int r = 0; r < rows; ++r)
             for (int v = 0; v < kWidth; ++v)
-                acc[r][v] = v < vectors ? load<F32>(s.output + (query + r) * dim + d + v * kLanes) : splat(0.0f);
+                acc[r][v] = v < vectors ? load<F32>(s.output + (query + r) * dim + d + v * kLanes) * splat(scales[r])
+                                    : splat(0.0f);
         if (vectors == kWidth) {
             for (int t = 0; t < count; ++t) {
                 const Number* row = value_groups[t / kLanes] + (t % kLanes) * dim + d;

@@ -119,27 +119,47 @@ inline F32 from_f16(const void* p) {
 
 // The sum of 16 lanes, always in this order: halves are added to halves.
 inline float sum(F32 v) {
+#if defined(__AVX512F__)
+    const __m512d wide = (__m512d)v;
+    const __m256 eight = _mm256_add_ps((__m256)_mm512_castpd512_pd256(wide), (__m256)_mm512_extractf64x4_pd(wide, 1));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
     float lanes[kLanes];
     store(lanes, v);
     for (int width = kLanes / 2; width >= 1; width /= 2)
         for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
     return lanes[0];
+#endif
 }
 
 inline float maximum(F32 v) {
+#if defined(__AVX512F__)
+    const __m512d wide = (__m512d)v;
+    const __m256 eight = _mm256_max_ps((__m256)_mm512_castpd512_pd256(wide), (__m256)_mm512_extractf64x4_pd(wide, 1));
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+#else
     float lanes[kLanes];
     store(lanes, v);
     for (int width = kLanes / 2; width >= 1; width /= 2)
         for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
     return lanes[0];
+#endif
 }
 
 // e to the x, within 2 units in the last place; exactly 0 below -87.3, infinite above 88.7.
 inline F32 exp(F32 x) {
     const F32 scaled = x * splat(1.44269504088896341f);
+#if defined(__AVX512F__)
+    const F32 rounded = (F32)_mm512_roundscale_ps((__m512)scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
     // Adding and taking away 1.5 * 2^23 rounds to the nearest integer.
     const F32 magic = splat(12582912.0f);
     const F32 rounded = (scaled + magic) - magic;
+#endif
     F32 r = fma(rounded, splat(-0.693359375f), x);
     r = fma(rounded, splat(2.12194440e-4f), r);
     F32 p = splat(1.9875691500e-4f);
@@ -149,6 +169,11 @@ inline F32 exp(F32 x) {
     p = fma(p, r, splat(1.6666665459e-1f));
     p = fma(p, r, splat(5.0000001201e-1f));
     p = fma(p, r * r, r) + splat(1.0f);
+#if defined(__AVX512F__)
+    const __mmask16 kept = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(-87.33654f), _CMP_NLT_UQ);
+    const F32 y = (F32)_mm512_maskz_scalef_ps(kept, (__m512)p, (__m512)rounded);
+    return x > splat(88.72283f) ? splat(INFINITY) : y;
+#else
     // Two factors, because 2^128 does not fit one.
     const I32 n = __builtin_convertvector(rounded, I32);
     const I32 half = n >> 1;
@@ -157,6 +182,7 @@ inline F32 exp(F32 x) {
     const F32 y = p * first * second;
     const F32 low = x < splat(-87.33654f) ? splat(0.0f) : y;
     return x > splat(88.72283f) ? splat(INFINITY) : low;
+#endif
 }
 
 // Natural logarithm of positive normal numbers, within 2 units in the last place.
