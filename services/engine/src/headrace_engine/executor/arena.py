@@ -21,7 +21,9 @@ def allocate_region(size: int) -> NDArray[np.uint8]:
     The system commits a page when it is first written, so a region larger than what is used
     costs address space only.
     """
-    memory = mmap.mmap(-1, max(size, mmap.PAGESIZE))
+    # Shared memory, which is Python's default, gets no huge pages.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype=np.uint8)[:size]

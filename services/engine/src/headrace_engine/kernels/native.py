@@ -254,7 +254,8 @@ class PanelMemory:
 def _huge_pages(size: int) -> NDArray[np.uint8]:
     """At least ``size`` bytes from the start of a huge page to the end of one."""
     size = -(-size // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
-    memory = mmap.mmap(-1, size + _HUGE_PAGE_BYTES)
+    # Shared memory, which is Python's default, gets no huge pages.
+    memory = mmap.mmap(-1, size + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     pages = np.frombuffer(memory, np.uint8)
