@@ -142,7 +142,7 @@ class UsageTotal:
     cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it would cost a call for each field, and there is one a token
 class Delta:
     """Some text of one choice. ``index`` = prompt position x n + choice.
 

@@ -147,7 +147,9 @@ class Inbox:
         starts = {row.row: row for row in frame.starts} if frame.starts else {}
         finishes = {row.row: row for row in frame.finishes} if frame.finishes else {}
         logprobs = {row.row: row for row in frame.logprobs} if frame.logprobs else {}
-        tokens, logged = frame.tokens, frame.logged
+        # plain lists: each look into a column of a message costs a call
+        attempts, firsts = list(frame.attempts), list(frame.firsts)
+        tokens, logged = list(frame.tokens), list(frame.logged)
         offset = 0
         for row, (slot, count) in enumerate(zip(frame.slots, frame.counts, strict=True)):
             begin, offset = offset, offset + count
@@ -159,8 +161,8 @@ class Inbox:
             try:
                 outcome = session.take_row(
                     index,
-                    attempt=frame.attempts[row],
-                    first=frame.firsts[row],
+                    attempt=attempts[row],
+                    first=firsts[row],
                     tokens=tokens[begin:offset],
                     logged=logged[row] if row < len(logged) else 0,
                     now=now,

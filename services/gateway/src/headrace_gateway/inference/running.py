@@ -206,7 +206,8 @@ class Running:
     @property
     def cursor(self) -> str:
         """Where the last delta ended: what ``resume`` takes as ``after``."""
-        return ",".join(map(str, self._cursors))
+        cursors = self._cursors
+        return str(cursors[0]) if len(cursors) == 1 else ",".join(map(str, cursors))
 
     def __aiter__(self) -> Self:
         return self

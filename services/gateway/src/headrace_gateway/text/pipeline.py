@@ -23,7 +23,7 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it would cost a call for each field, and there is one a token
 class TextDelta:
     """Text that some tokens of a choice completed."""
 

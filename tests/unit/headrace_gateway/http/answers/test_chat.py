@@ -47,3 +47,12 @@ def test_usage_only_when_wanted() -> None:
     raw = make(include_usage=True).usage(UsageTotal(1, 1, 0))
     assert raw is not None
     assert json.loads(raw)["choices"] == []
+
+
+def test_chunks_after_the_first_differ_in_their_text_alone() -> None:
+    chunks = make(include_usage=True)
+    text = 'say "content":"" \u00e9\n'
+    _role, opening = chunks.delta(Delta(1, text, (1,), (), 1))
+    [later] = chunks.delta(Delta(1, text, (1,), (), 2))
+    assert later == opening
+    assert json.loads(later)["choices"][0]["delta"] == {"content": text}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from headrace_contracts.codes import FinishReason
 from headrace_gateway.http.answers.completions import CompletionChunks
 from headrace_gateway.inference.calls import Delta, UsageTotal
@@ -43,3 +44,20 @@ def test_usage_is_null_before_the_last_chunk() -> None:
     last = chunks.usage(UsageTotal(1, 1, 0))
     assert last is not None
     assert json.loads(last)["usage"]["total_tokens"] == 2
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_chunks_that_hold_text_alone_are_whole(include_usage: bool) -> None:
+    model = 'a "text":"" b \\'
+    chunks = CompletionChunks(
+        FakeRunning("cmpl-1", model, []), include_usage=include_usage, logprobs=False
+    )
+    for index, text in ((0, "a"), (3, 'say "text":"" \u00e9\n\x00'), (0, "b")):
+        [raw] = chunks.delta(Delta(index, text, (1,), (), 1))
+        [last] = chunks.delta(Delta(index, text, (1,), (), 1, finish=FinishReason.STOP))
+        plain, ending = json.loads(raw), json.loads(last)
+        assert list(plain) == list(ending)
+        assert plain["model"] == model
+        assert plain["choices"] == [{**ending["choices"][0], "finish_reason": None}]
+        assert plain["choices"][0]["text"] == text
+        assert ("usage" in plain) == include_usage

@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
-from headrace_gateway.http.answers.parts import Choice, chat_logprobs, finish_name, usage_body
+from headrace_gateway.http.answers.parts import (
+    Choice,
+    around_text,
+    chat_logprobs,
+    finish_name,
+    usage_body,
+)
 from headrace_gateway.http.ports import RunningCall
 from headrace_gateway.inference.calls import Delta, UsageTotal
 
@@ -52,24 +58,45 @@ class ChatChunks:
         self._include_usage = include_usage
         self._logprobs = logprobs
         self._opened: set[int] = set()
+        self._plain: dict[int, tuple[bytes, bytes]] = {}
+        """What is around the text of a choice's chunks that hold nothing else."""
 
     def delta(self, event: Delta) -> Sequence[bytes]:
+        if event.finish is None and not self._logprobs and event.index in self._opened:
+            return (self._text_chunk(event.index, event.text),) if event.text else ()
         chunks: list[bytes] = []
         if event.index not in self._opened:
             self._opened.add(event.index)
-            chunks.append(self._chunk(event.index, {"role": "assistant", "content": ""}))
+            chunks.append(self._dumped(event.index, {"role": "assistant", "content": ""}))
         if event.text or (self._logprobs and event.tokens):
             logprobs = chat_logprobs(event.tokens) if self._logprobs else None
-            chunks.append(self._chunk(event.index, {"content": event.text}, logprobs=logprobs))
+            chunks.append(self._dumped(event.index, {"content": event.text}, logprobs=logprobs))
         reason = finish_name(event.finish)
         if reason is not None:
-            chunks.append(self._chunk(event.index, {}, finish=reason))
+            chunks.append(self._dumped(event.index, {}, finish=reason))
         return chunks
 
     def usage(self, usage: UsageTotal) -> bytes | None:
         if not self._include_usage:
             return None
         return orjson.dumps({**self._head, "choices": [], "usage": usage_body(usage)})
+
+    def _text_chunk(self, index: int, text: str) -> bytes:
+        around = self._plain.get(index)
+        if around is None:
+            around = around_text(self._chunk(index, {"content": ""}), "content")
+            self._plain[index] = around
+        return around[0] + orjson.dumps(text) + around[1]
+
+    def _dumped(
+        self,
+        index: int,
+        delta: dict[str, object],
+        *,
+        logprobs: dict[str, object] | None = None,
+        finish: str | None = None,
+    ) -> bytes:
+        return orjson.dumps(self._chunk(index, delta, logprobs=logprobs, finish=finish))
 
     def _chunk(
         self,
@@ -78,7 +105,7 @@ class ChatChunks:
         *,
         logprobs: dict[str, object] | None = None,
         finish: str | None = None,
-    ) -> bytes:
+    ) -> dict[str, object]:
         chunk = {
             **self._head,
             "choices": [
@@ -87,4 +114,4 @@ class ChatChunks:
         }
         if self._include_usage:
             chunk["usage"] = None
-        return orjson.dumps(chunk)
+        return chunk

@@ -9,6 +9,7 @@ import orjson
 from headrace_gateway.http.answers.parts import (
     Choice,
     CompletionLogprobs,
+    around_text,
     finish_name,
     usage_body,
 )
@@ -52,8 +53,12 @@ class CompletionChunks:
         }
         self._include_usage = include_usage
         self._logprobs: dict[int, CompletionLogprobs] | None = {} if logprobs else None
+        self._plain: dict[int, tuple[bytes, bytes]] = {}
+        """What is around the text of a choice's chunks that hold nothing else."""
 
     def delta(self, event: Delta) -> Sequence[bytes]:
+        if self._logprobs is None and event.finish is None:
+            return (self._text_chunk(event.index, event.text),) if event.text else ()
         reason = finish_name(event.finish)
         logprobs: dict[str, object] | None = None
         if self._logprobs is not None and event.tokens:
@@ -61,22 +66,28 @@ class CompletionChunks:
             logprobs = columns.add(event.tokens)
         if not event.text and reason is None and logprobs is None:
             return ()
-        chunk = {
-            **self._head,
-            "choices": [
-                {
-                    "index": event.index,
-                    "text": event.text,
-                    "logprobs": logprobs,
-                    "finish_reason": reason,
-                }
-            ],
-        }
-        if self._include_usage:
-            chunk["usage"] = None
-        return (orjson.dumps(chunk),)
+        return (orjson.dumps(self._chunk(event.index, event.text, logprobs, reason)),)
 
     def usage(self, usage: UsageTotal) -> bytes | None:
         if not self._include_usage:
             return None
         return orjson.dumps({**self._head, "choices": [], "usage": usage_body(usage)})
+
+    def _text_chunk(self, index: int, text: str) -> bytes:
+        around = self._plain.get(index)
+        if around is None:
+            around = self._plain[index] = around_text(self._chunk(index, "", None, None), "text")
+        return around[0] + orjson.dumps(text) + around[1]
+
+    def _chunk(
+        self, index: int, text: str, logprobs: dict[str, object] | None, reason: str | None
+    ) -> dict[str, object]:
+        chunk = {
+            **self._head,
+            "choices": [
+                {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+            ],
+        }
+        if self._include_usage:
+            chunk["usage"] = None
+        return chunk

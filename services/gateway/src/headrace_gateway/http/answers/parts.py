@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from codecs import getincrementaldecoder
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import orjson
 from headrace_contracts.codes import FinishReason
 
 from headrace_gateway.http.ports import UsageNumbers
@@ -35,6 +36,16 @@ def finish_name(reason: FinishReason | None) -> str | None:
             return "length"
         case _:
             return None
+
+
+def around_text(chunk: Mapping[str, object], name: str) -> tuple[bytes, bytes]:
+    """The JSON of ``chunk`` before and behind the text of its field ``name``, which is empty in it.
+
+    Most chunks of a stream differ in that text alone.
+    """
+    before, hole, behind = orjson.dumps(chunk).partition(b'"%b":""' % name.encode())
+    assert hole  # and never found inside another text, whose quotes are escaped
+    return before + hole[:-2], behind
 
 
 def usage_body(usage: UsageNumbers) -> dict[str, object]:
