@@ -14,7 +14,7 @@ RUN --mount=from=wheels,target=/wheels \
     python3 -m venv --without-pip /opt/headrace \
     && python3 -m venv /opt/tools \
     && /opt/tools/bin/pip install -q -r requirements/images.txt
-COPY docker/dependencies.py docker/assemble.py LICENSE NOTICE ./
+COPY docker/dependencies.py docker/assemble.py docker/make_secrets.py LICENSE NOTICE ./
 COPY libs/contracts/pyproject.toml contracts.toml
 COPY libs/kit/pyproject.toml kit.toml
 COPY libs/transport/pyproject.toml transport.toml
@@ -32,14 +32,14 @@ RUN PATH="/opt/tools/bin:$PATH" pip wheel -q --no-deps --no-build-isolation --wh
         ./libs/contracts ./libs/kit ./libs/transport \
         ./services/gateway ./services/engine ./services/cli \
     && /opt/tools/bin/pip --python /opt/headrace/bin/python install -q --no-compile --no-index \
-        --no-deps /ours/*.whl
+        --no-deps /ours/*.whl \
+    && install -D -t /opt/headrace/libexec make_secrets.py
 ARG SOURCE_DATE_EPOCH=0
 RUN PYTHONHASHSEED=0 /opt/tools/bin/python assemble.py /opt/headrace /rootfs \
         /var/lib/headrace/server /var/lib/headrace/keys /var/lib/headrace/models
 
 FROM python:${PYTHON}-slim
 COPY --from=build /rootfs/ /
-COPY docker/make_secrets.py /opt/headrace/libexec/make_secrets.py
 ENV PATH=/opt/headrace/bin:$PATH \
     HOME=/tmp \
     PYTHONUNBUFFERED=1 \

@@ -25,7 +25,7 @@ RUN --mount=from=wheels,target=/wheels \
     python3 -m venv --without-pip /opt/headrace \
     && python3 -m venv /opt/tools \
     && /opt/tools/bin/pip install -q -r requirements/images.txt
-COPY docker/dependencies.py docker/assemble.py LICENSE NOTICE ./
+COPY docker/dependencies.py docker/assemble.py docker/health.py LICENSE NOTICE ./
 COPY libs/contracts/pyproject.toml contracts.toml
 COPY libs/kit/pyproject.toml kit.toml
 COPY libs/transport/pyproject.toml transport.toml
@@ -53,7 +53,8 @@ COPY services/engine services/engine
 RUN PATH="/opt/tools/bin:$PATH" pip wheel -q --no-deps --no-build-isolation --wheel-dir /ours \
         ./libs/contracts ./libs/kit ./libs/transport ./services/engine \
     && /opt/tools/bin/pip --python /opt/headrace/bin/python install -q --no-compile --no-index \
-        --no-deps /ours/*.whl
+        --no-deps /ours/*.whl \
+    && install -D -t /opt/headrace/libexec health.py
 COPY --from=kernels /kernels/prebuilt /prebuilt
 ARG SOURCE_DATE_EPOCH=0
 RUN mv /prebuilt /opt/headrace/lib/python3*/site-packages/headrace_engine/kernels/ \
@@ -73,7 +74,6 @@ VOLUME /var/cache/headrace
 # hadolint ignore=DL3006
 FROM runtime-${VARIANT}
 COPY --from=build /rootfs/ /
-COPY docker/health.py /opt/headrace/libexec/health.py
 ENV PATH=/opt/headrace/bin:$PATH \
     HOME=/tmp \
     PYTHONUNBUFFERED=1 \

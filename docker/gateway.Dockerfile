@@ -14,7 +14,7 @@ RUN --mount=from=wheels,target=/wheels \
     python3 -m venv --without-pip /opt/headrace \
     && python3 -m venv /opt/tools \
     && /opt/tools/bin/pip install -q -r requirements/images.txt
-COPY docker/dependencies.py docker/assemble.py LICENSE NOTICE ./
+COPY docker/dependencies.py docker/assemble.py docker/health.py LICENSE NOTICE ./
 COPY libs/contracts/pyproject.toml contracts.toml
 COPY libs/kit/pyproject.toml kit.toml
 COPY libs/transport/pyproject.toml transport.toml
@@ -29,13 +29,13 @@ COPY services/gateway services/gateway
 RUN PATH="/opt/tools/bin:$PATH" pip wheel -q --no-deps --no-build-isolation --wheel-dir /ours \
         ./libs/contracts ./libs/kit ./libs/transport ./services/gateway \
     && /opt/tools/bin/pip --python /opt/headrace/bin/python install -q --no-compile --no-index \
-        --no-deps /ours/*.whl
+        --no-deps /ours/*.whl \
+    && install -D -t /opt/headrace/libexec health.py
 ARG SOURCE_DATE_EPOCH=0
 RUN PYTHONHASHSEED=0 /opt/tools/bin/python assemble.py /opt/headrace /rootfs
 
 FROM python:${PYTHON}-slim
 COPY --from=build /rootfs/ /
-COPY docker/health.py /opt/headrace/libexec/health.py
 ENV PATH=/opt/headrace/bin:$PATH \
     HOME=/tmp \
     PYTHONUNBUFFERED=1 \
