@@ -12,15 +12,16 @@ from headrace_contracts.codes import FinishReason
 from headrace_contracts.prefix_key import fold
 from headrace_engine.cache.trie import Fold
 from headrace_engine.executor.base import Executor, ExecutorLimits, ModelShape
+from headrace_engine.executor.copies import run_copies
 from headrace_engine.intake.gateway import EngineGateway
 from headrace_engine.loop.thread import EngineLoop, executor_limits
 from headrace_engine.scheduler.journal import Journal
 from headrace_engine.scheduler.scheduler import Scheduler
 from headrace_engine.scheduler.settings import SchedulerSettings
-from headrace_engine.state.batch import BatchData, BatchOutput, SlotStart
+from headrace_engine.state.batch import BatchData, BatchOutput, ResolvedCopy, SlotStart
 from headrace_engine.state.inbound import Cancel
 from headrace_engine.state.outputs import PassOutputs, RowEnd, RowLogprobs, RowStarted
-from headrace_engine.state.request import Request, RequestHandle, Sampling
+from headrace_engine.state.request import MediaSpan, Request, RequestHandle, Sampling
 from numpy.typing import NDArray
 from support.clock import FakeClock
 
@@ -49,12 +50,14 @@ def true_tokens(
     choice: int = 0,
     seed: int = 0,
     given: Sequence[int] = (),
+    media: Sequence[MediaSpan] = (),
     vocabulary: int = VOCABULARY,
 ) -> list[int]:
     """What a sequence generates when it runs alone, without a cache. ``given`` came earlier."""
     total = 0
+    images = image_marks(media)
     for position, token in enumerate([*prompt, *given]):
-        total = (total + mix(token, position, total)) & _MASK
+        total = (total + mix(token + images.get(position, 0), position, total)) & _MASK
     out: list[int] = []
     position = len(prompt) + len(given)
     for index in range(len(given), len(given) + count):
@@ -63,6 +66,20 @@ def true_tokens(
         total = (total + mix(token, position, total)) & _MASK
         position += 1
     return out
+
+
+def image_marks(media: Sequence[MediaSpan]) -> dict[int, int]:
+    """What each placeholder position gets from its image, which is known by ``image(number)``."""
+    return {
+        position: 1000 * (1 + int.from_bytes(span.fingerprint[-4:]))
+        for span in media
+        for position in range(span.first, span.end)
+    }
+
+
+def image(number: int) -> bytes:
+    """A fingerprint. Number 0: of an image that is equal to nothing."""
+    return number.to_bytes(32) if number else b""
 
 
 class WrongContent(AssertionError):
@@ -94,6 +111,8 @@ class TokenExactExecutor:
         self.broken_pass: int | None = None
         """Pass whose batch raises."""
         self.batches: list[BatchData] = []
+        self.copied = 0
+        """Copies of cache objects so far."""
 
     @property
     def shape(self) -> ModelShape:
@@ -105,10 +124,8 @@ class TokenExactExecutor:
     def start(self, limits: ExecutorLimits) -> None:
         self._limits = limits
         self._size = limits.block_tokens
-        self._bytes = self.block_bytes(limits.block_tokens)
-        blocks = limits.region_bytes // self._bytes
         # Memory that was never written holds what no computation gives.
-        self.region: NDArray[np.int64] = np.full((blocks, self._size), -1, np.int64)
+        self.region: NDArray[np.int64] = np.full(limits.region_bytes // 8, -1, np.int64)
         self._table = np.full(
             (limits.slots, -(-limits.sequence_tokens // self._size)), -1, np.int64
         )
@@ -119,6 +136,7 @@ class TokenExactExecutor:
         self.batches.append(batch)
 
     def collect(self, batch: BatchData) -> None:
+        self._copy(batch.restores)
         for start in batch.starts:
             self._slots[start.slot] = start
             self._last.pop(start.slot, None)
@@ -144,7 +162,14 @@ class TokenExactExecutor:
             tokens[row] = token
             self._last[slot] = token
             failed[row] = (batch.pass_id, row) in self.fail_rows
+        self._copy(batch.publishes)
         batch.output = BatchOutput(tokens=tokens, failed=failed)
+
+    def _copy(self, copies: list[ResolvedCopy]) -> None:
+        for copy in copies:
+            assert copy.source != copy.target
+            self.copied += 1
+        run_copies(self.region.view(np.uint8), copies)
 
     def close(self) -> None:
         pass
@@ -154,10 +179,11 @@ class TokenExactExecutor:
         at = int(batch.token_offsets[row])
         count = -(-(begin + length) // self._size)
         blocks = self._table[batch.slots[row], :count]
-        places = (blocks // self._bytes).tolist()
+        places = (blocks // 8).tolist()
+        images = image_marks(self._slots[int(batch.slots[row])].media)
         total = 0
         for position in range(begin):
-            total += int(self.region[places[position // self._size], position % self._size])
+            total += int(self.region[places[position // self._size] + position % self._size])
         total &= _MASK
         fails = row < batch.generating and (batch.pass_id, row) in self.fail_rows
         poison = 1 if fails else 0
@@ -168,8 +194,8 @@ class TokenExactExecutor:
                 if batch.autoregressive[row]
                 else int(batch.tokens[at + i])
             )
-            content = mix(token, position, total) + poison
-            place = (places[position // self._size], position % self._size)
+            content = mix(token + images.get(position, 0), position, total) + poison
+            place = places[position // self._size] + position % self._size
             if position >= int(batch.store_from[row]):
                 self.region[place] = content
             total = (total + int(self.region[place])) & _MASK
@@ -394,6 +420,7 @@ class Rig:
             choice=choice,
             seed=request.sampling.seed,
             given=given,
+            media=request.media,
         )
         assert heard.tokens == expected, f"wrong tokens of {request.id}, choice {choice}"
 

@@ -7,9 +7,19 @@ from typing import Any
 import hypothesis.strategies as st
 from headrace_contracts.codes import Code, FinishReason
 from headrace_engine.scheduler.journal import Journal
+from headrace_engine.state.request import MediaSpan
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from support.engine import Rig, TokenExactExecutor, true_tokens
+from support.engine import Rig, TokenExactExecutor, image, true_tokens
 
+IMAGES = [
+    ((2, 5, 1),),
+    ((2, 5, 2),),
+    ((2, 5, 1), (6, 7, 3)),
+    ((2, 3, 1), (4, 9, 2)),
+    ((0, 4, 1),),
+    ((3, 4, 0),),
+]
+"""(first, end, number) of each item; number 0 is equal to nothing."""
 PREFIXES = [[], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9, 9, 9, 9], [5] * 12]
 
 
@@ -35,8 +45,19 @@ class EngineMachine(RuleBasedStateMachine):
         chunk=st.sampled_from([4, 8]),
         cache=st.sampled_from([True, True, True, False]),
         window=st.sampled_from([1, 8]),
+        prompt=st.sampled_from(["all", "all", "all", "auto"]),
+        generation=st.sampled_from(["all", "all", "all", "auto", "none"]),
     )
-    def start(self, blocks: int, rows: int, chunk: int, cache: bool, window: int) -> None:
+    def start(
+        self,
+        blocks: int,
+        rows: int,
+        chunk: int,
+        cache: bool,
+        window: int,
+        prompt: str,
+        generation: str,
+    ) -> None:
         self.executor = TokenExactExecutor()
         size = type(self).journal_bytes
         self.journal = None if size is None else Journal(size)
@@ -51,6 +72,8 @@ class EngineMachine(RuleBasedStateMachine):
             batch_tokens=chunk + rows + 4,
             session_tokens=40,
             prefix_cache=cache,
+            cache_prompt=prompt,
+            cache_generation=generation,
             plan_window=window,
             max_waiting=6,
             ageing_s=20.0,
@@ -70,6 +93,7 @@ class EngineMachine(RuleBasedStateMachine):
         salt=st.sampled_from([b"", b"", b"x"]),
         deadline_s=st.sampled_from([None, None, None, 10.0]),
         given=st.sampled_from([0, 0, 2]),
+        images=st.sampled_from([(), (), (), *IMAGES]),
     )
     def push(
         self,
@@ -84,11 +108,17 @@ class EngineMachine(RuleBasedStateMachine):
         salt: bytes,
         deadline_s: float | None,
         given: int,
+        images: tuple[tuple[int, int, int], ...],
     ) -> None:
         prompt = prefix + tail
+        media = tuple(
+            MediaSpan(first, min(end, len(prompt)), image(number))
+            for first, end, number in images
+            if first < len(prompt)
+        )
         earlier: list[list[int]] = []
         if given:
-            whole = [true_tokens(prompt, min(given, new), choice=c) for c in range(n)]
+            whole = [true_tokens(prompt, min(given, new), choice=c, media=media) for c in range(n)]
             earlier = [up_to_stop(tokens, frozenset(stops), min_new) for tokens in whole]
         handle = self.rig.push(
             prompt,
@@ -101,6 +131,7 @@ class EngineMachine(RuleBasedStateMachine):
             cache_salt=salt,
             deadline_s=None if deadline_s is None else self.rig.clock.monotonic() + deadline_s,
             generated=earlier,
+            media=media,
         )
         if deadline_s is not None:
             self.disturbed.add(handle)
@@ -112,8 +143,9 @@ class EngineMachine(RuleBasedStateMachine):
         ]
         if done:
             handle, choice = data.draw(st.sampled_from(sorted(done)))
-            prompt = [*self.rig.requests[handle].prompt.tolist(), *self.rig.tokens(handle, choice)]
-            self.rig.push([*prompt[:30], 7], 3)
+            request = self.rig.requests[handle]
+            prompt = [*request.prompt.tolist(), *self.rig.tokens(handle, choice)]
+            self.rig.push([*prompt[:30], 7], 3, media=request.media)
 
     @rule(steps=st.integers(1, 6))
     def run_passes(self, steps: int) -> None:
@@ -153,7 +185,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         limit = min(request.sampling.max_new_tokens, 40 - len(request.prompt))
         limit = min(limit, self.rig.settings.pool_tokens - len(request.prompt))
-        whole = true_tokens(request.prompt.tolist(), limit, choice=choice)
+        whole = true_tokens(request.prompt.tolist(), limit, choice=choice, media=request.media)
         sampling = request.sampling
         expected = up_to_stop(whole, sampling.stop_token_ids, sampling.min_new_tokens)
         stopped = (

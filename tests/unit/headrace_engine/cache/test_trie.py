@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 from headrace_engine.cache.block import LogicalBlock
 from headrace_engine.cache.trie import PrefixTrie, RootIdentity
+from hypothesis import given, settings
 from support.cache import CacheRig, content, identity
 
 
@@ -108,3 +110,86 @@ def test_erasing_gives_the_parent_back() -> None:
     assert root.refs == 1
     assert trie.erase(block) is root
     assert trie.find(root, content(1, 2, 3, 4)) is None
+
+
+Symbols = tuple[int | bytes, ...]
+"""Tokens, and before the first token of an image its digest."""
+
+
+def as_identity(symbols: Symbols) -> tuple[bytes, tuple[bytes, ...]]:
+    """As blocks have it: tokens, and fingerprints with their places."""
+    tokens: list[int] = []
+    marks: list[bytes] = []
+    for symbol in symbols:
+        if isinstance(symbol, bytes):
+            marks.append(len(tokens).to_bytes(4, "little") + symbol)
+        else:
+            tokens.append(symbol)
+    return content(*tokens), tuple(marks)
+
+
+def common_tokens(one: Symbols, other: Symbols) -> int:
+    """Symbol by symbol."""
+    count = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        count += not isinstance(left, bytes)
+    return count
+
+
+def symbols(length: int) -> st.SearchStrategy[Symbols]:
+    item = st.tuples(
+        st.sampled_from([None, None, None, b"\1" * 32, b"\1" * 31 + b"\2"]),
+        st.sampled_from([0, 1, 2, 256, 65536, 2**31 - 1]),
+    )
+    return st.lists(item, min_size=1, max_size=length).map(
+        lambda items: tuple(s for mark, token in items for s in (mark, token) if s is not None)
+    )
+
+
+@pytest.mark.rule("siblings.exact-beginning")
+@settings(deadline=None, max_examples=200)
+@given(
+    known=st.lists(symbols(4), max_size=12),
+    wanted=symbols(4),
+    gone=st.sets(st.integers(0, 11)),
+    own=st.none() | st.integers(0, 11),
+)
+def test_the_closest_is_what_a_look_at_every_block_finds(
+    known: list[Symbols], wanted: Symbols, gone: set[int], own: int | None
+) -> None:
+    trie = PrefixTrie()
+    root = trie.root(identity())
+    blocks: dict[LogicalBlock, Symbols] = {}
+    for place, content_ in enumerate(known):
+        block = node()
+        tokens, marks = as_identity(content_)
+        if len(tokens) < 16:
+            trie.offer(block, root, tokens, marks)
+        elif not trie.insert(block, root, tokens, marks):
+            continue
+        if place in gone:
+            trie.erase(block)
+        else:
+            blocks[block] = content_
+    besides = list(blocks)[own] if own is not None and own < len(blocks) else None
+    best = max((common_tokens(c, wanted) for b, c in blocks.items() if b is not besides), default=0)
+    found = trie.closest(root, *as_identity(wanted), besides)
+    if not best:
+        assert found is None
+        return
+    assert found is not None
+    block, common = found
+    assert common == best == common_tokens(blocks[block], wanted)
+    assert block is not besides
+
+
+def test_of_several_alike_the_closest_is_one_that_is_valid() -> None:
+    trie = PrefixTrie()
+    root = trie.root(identity())
+    blocks = [node() for _ in range(3)]
+    for block in blocks:
+        trie.offer(block, root, content(1, 2))
+    blocks[1].valid = True
+    assert trie.closest(root, content(1, 2, 3)) == (blocks[1], 2)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from headrace_contracts.codes import Code, FinishReason
+from headrace_engine.state.request import MediaSpan
 from support.engine import VOCABULARY, Rig
 
 
@@ -99,3 +100,29 @@ def test_the_longest_prompt_that_leaves_room_for_a_token_is_taken(length: int) -
     assert end is not None
     assert "64 tokens that one may have" in end.message
     rig.assert_idle()
+
+
+@pytest.mark.rule("loop.validate-rejects-per-request")
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        ([(3, 3, b"")], "item 0 stands at 3 to 3"),
+        ([(-1, 2, b"")], "item 0 stands at -1 to 2"),
+        ([(2, 9, b"")], "prompt's end at 8"),
+        ([(2, 4, b""), (3, 5, b"")], "item 1 stands at 3 to 5"),
+        ([(4, 5, b""), (1, 2, b"")], "item 1"),
+        ([(2, 4, b"\1" * 31)], "has 31 bytes, not 32"),
+    ],
+)
+def test_media_items_have_places_of_their_own_inside_the_prompt(
+    spans: list[tuple[int, int, bytes]], message: str
+) -> None:
+    rig = Rig()
+    bad = rig.push([1] * 8, 1, media=tuple(MediaSpan(*span) for span in spans))
+    good = rig.push([1] * 8, 1, media=(MediaSpan(0, 3, b"\1" * 32), MediaSpan(3, 8, b"")))
+    rig.run()
+    end = rig.choice(bad).end
+    assert end is not None
+    assert end.code is Code.INVALID_REQUEST
+    assert message in end.message
+    rig.assert_true(good)

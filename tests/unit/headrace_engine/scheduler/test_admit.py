@@ -9,7 +9,7 @@ from headrace_engine.scheduler.admit import admit_prompt
 from headrace_engine.state.request import Request, RequestHandle, Sampling
 from headrace_engine.state.sequence import Sequence
 from support.cache import CacheRig
-from support.engine import colliding_fold
+from support.engine import colliding_fold, small_settings
 
 
 def admit(rig: CacheRig, prompt: list[int], *, prefix_cache: bool = True) -> SequenceBlocks:
@@ -17,7 +17,7 @@ def admit(rig: CacheRig, prompt: list[int], *, prefix_cache: bool = True) -> Seq
     tokens = np.array(prompt, np.int32)
     request = Request("r", RequestHandle(1), tokens, Sampling(max_new_tokens=1))
     sequence = Sequence(request, 0, holder.number, tokens, len(tokens), len(tokens), 99, "", 0.0)
-    admit_prompt(rig.pool, holder, sequence, prefix_cache=prefix_cache)
+    admit_prompt(rig.pool, holder, sequence, small_settings(prefix_cache=prefix_cache))
     return holder
 
 

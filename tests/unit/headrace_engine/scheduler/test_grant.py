@@ -157,6 +157,9 @@ def test_a_block_has_one_producer_in_a_pass() -> None:
     rig.pool.share(second, first.blocks[1])
     given = grants(rig)
     given.set_producers(first, 0, 4)
+    assert given.check_producers(second, 0, 4) is None, "what is valid is only read"
+    first.blocks[0].valid = False
+    given.set_producers(first, 0, 4)
     assert given.check_producers(first, 0, 8) is None
     assert given.check_producers(second, 0, 4) == first.number
     assert given.check_producers(second, 3, 5) == first.number

@@ -77,7 +77,7 @@ def test_what_was_made_from_poisoned_blocks_is_poisoned_too() -> None:
     (cached,) = rig.fill(late, content(3, 3, 3, 3))
     rig.leave(late)
     assert cached.valid
-    cuts = invalidate_published(rig.pool, bad)
+    cuts = invalidate_published(rig.pool, bad, rig.holders)
     assert cuts == {other.number: 0}
     assert not first.valid
     assert not second.valid

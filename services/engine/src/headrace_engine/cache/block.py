@@ -46,6 +46,9 @@ class CacheBlock:
     """Whether it stands in SortedBlocks: allocated, and held by nobody."""
 
 
+NOBODY: frozenset[int] = frozenset()
+
+
 @dataclass(slots=True, eq=False)
 class LogicalBlock:
     """``capacity`` consecutive token positions of one prefix.
@@ -53,27 +56,35 @@ class LogicalBlock:
     Three independent predicates, never merged: *indexed* (the trie can find it),
     *allocated* (``slot.allocation`` is set), *valid* (committed passes wrote its content).
 
+    A block that is not indexed may be *offered* instead: others can find its first tokens, and
+    copy them, but never hold it. A recurrent *state* is a block of no tokens: ``offset`` is the
+    position it stands at. It is the frontier of a sequence, which holds it, or a checkpoint,
+    which belongs to the block (``parent``) in which or at whose end its position lies.
+
     Invariants
-        refs == len(holders) + indexed children + (slot.allocation is set)
+        refs == len(holders) + len(children) + len(states) + (slot.allocation is set)
         refs == 0  implies  it is in no trie and no sequence
         indexed  implies  tokens, key and parent are set, and never change again
+        offered > 0  implies  not indexed, no children, and tokens and parent are set
         valid  implies  allocated
+        states is not empty  implies  valid
         parent is set  implies  parent.offset + parent.capacity == offset, or the parent is a root
     """
 
     offset: int
     """Position of the first token, in tokens from the start of the sequence."""
     capacity: int
-    """Tokens. Equal for every block of one pool; 0 for a root."""
+    """Tokens. Equal for every block of one pool; 0 for a root and for a state."""
     slot: CacheBlock | None = None
     """None for a root only."""
     parent: LogicalBlock | None = None
-    """A strong reference. Set while indexed."""
+    """A strong reference. Set while indexed or offered."""
     key: PrefixKey | None = None
     tokens: bytes = b""
-    """Little-endian int32. Set while indexed."""
+    """Little-endian int32. Set while indexed or offered; of an offered block those it is found by."""
     fingerprints: tuple[bytes, ...] = ()
-    """Of media items whose first token lies here."""
+    """Of media items whose first token lies here: position in the block and number of tokens (int32
+    each), then digest."""
     indexed: bool = False
     valid: bool = False
     """A private block's content may be valid in part: its sequence knows how far."""
@@ -82,6 +93,18 @@ class LogicalBlock:
     """In order of arrival; a dict so that leaving costs the same for the last of a thousand."""
     publisher: int = 0
     """Number of the sequence whose pass made it valid; 0 when it is not valid."""
+    maker: int = 0
+    """Number of the sequence that made it: with ``offset``, its name in the journal."""
+    offered: int = 0
+    """Tokens by which others find it as a partial sibling; 0: it is not offered."""
+    written: int = 0
+    """Of an offered block: its first tokens whose content committed passes wrote."""
+    children: list[LogicalBlock] | None = None
+    """Indexed and offered blocks that follow it, in order of content."""
+    origins: frozenset[int] = NOBODY
+    """Numbers of sequences, resident then, of whose content this was made by a copy."""
+    states: tuple[LogicalBlock, ...] = ()
+    """Checkpoints of a recurrent state in it or at its end."""
 
     @property
     def end(self) -> int:
@@ -92,6 +115,22 @@ class LogicalBlock:
     def allocated(self) -> bool:
         """Whether memory is behind it."""
         return self.slot is not None and self.slot.allocation is not None
+
+    @property
+    def extent(self) -> int:
+        """Its first tokens that another sequence may copy from here, 0 to ``capacity``."""
+        if not self.valid:
+            return 0
+        return self.capacity if self.indexed else self.written
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """A block that begins as the sequence goes on where it stops to share whole blocks."""
+
+    source: LogicalBlock
+    common: int
+    """Tokens, from the block's beginning, that are the same in both."""
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +154,14 @@ class SequenceBlocks:
     """False once its sequence has ended: what it holds is not taken, but freed soon."""
     changed: bool = True
     """A block's memory or validity changed since the last plan."""
+    sibling: Sibling | None = None
+    """Where the block after the shared ones can be copied from in part."""
+    frontier: LogicalBlock | None = None
+    """The live recurrent state; None for models without one. ``offset`` is kept while it waits."""
+    checkpointed: int = 0
+    """Position of the last checkpoint on the way to where it is; 0: none."""
+    origins: dict[int, int] = field(default_factory=dict[int, int])
+    """Numbers of sequences whose content it copied -> first position that depends on it."""
 
 
 def as_bytes(tokens: NDArray[np.int32]) -> bytes:

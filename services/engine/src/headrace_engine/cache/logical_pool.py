@@ -9,9 +9,11 @@ Next     headrace_engine.cache.cache_pool
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headrace_contracts.prefix_key import PrefixKey
 
-from headrace_engine.cache.block import CacheBlock, LogicalBlock, SequenceBlocks
+from headrace_engine.cache.block import NOBODY, CacheBlock, LogicalBlock, SequenceBlocks
 from headrace_engine.cache.cache_pool import CacheBlockPool
 from headrace_engine.cache.trie import PrefixTrie
 from headrace_engine.memory.objects import Allocation, ObjectType
@@ -21,30 +23,49 @@ class LogicalBlockPool:
     """Every LogicalBlock of one engine.
 
     Invariants
-        alive == blocks with refs > 0, roots excluded
+        alive == blocks with refs > 0, roots and states excluded
+        checkpoints == states that belong to a block
         a slot is listed  iff  it is allocated and its owner has no holder
     """
 
-    __slots__ = ("alive", "block_tokens", "block_type", "named", "slots", "trie")
+    __slots__ = ("alive", "block_tokens", "block_type", "checkpoints", "likened", "named", "recall",
+                 "slots", "state_type", "trie")  # fmt: skip
 
     def __init__(
-        self, slots: CacheBlockPool, trie: PrefixTrie, block_type: ObjectType, block_tokens: int
+        self,
+        slots: CacheBlockPool,
+        trie: PrefixTrie,
+        block_type: ObjectType,
+        block_tokens: int,
+        state_type: ObjectType | None = None,
     ) -> None:
+        """``state_type`` is that of a recurrent state; None: the model has none."""
         self.slots = slots
         self.trie = trie
         self.block_type = block_type
+        self.state_type = state_type
         self.block_tokens = block_tokens
         self.alive = 0
+        self.checkpoints = 0
         self.named: list[tuple[int, int, PrefixKey]] | None = None
         """For the journal: (number, block index, key) of blocks shared, indexed, or refused by the
         trie since it was emptied. None: nobody wants to know."""
+        self.likened: list[tuple[int, int, int]] | None = None
+        """For the journal: (number, maker of what was found or 0, tokens in common) of every search
+        for a sibling, since it was emptied. None: nobody wants to know."""
+        self.recall: Callable[[int], tuple[int, int]] | None = None
+        """In a replay: the recorded answer to the next search of a sequence, instead of searching."""
 
     # references of sequences
 
     def enter(self, number: int, root: LogicalBlock) -> SequenceBlocks:
         """An empty run of blocks under ``root``, which it keeps."""
         root.refs += 1
-        return SequenceBlocks(number=number, root=root, chain=root)
+        holder = SequenceBlocks(number=number, root=root, chain=root)
+        if self.state_type is not None:
+            holder.frontier = state = LogicalBlock(0, 0, refs=1, holders={holder: None})
+            state.slot = CacheBlock(self.state_type, state)
+        return holder
 
     def extend(self, holder: SequenceBlocks) -> LogicalBlock:
         """Appends a new private block without memory."""
@@ -53,6 +74,7 @@ class LogicalBlockPool:
         block.refs = 1
         block.holders[holder] = None
         block.slot = CacheBlock(self.block_type, block)
+        block.maker = holder.number
         self.alive += 1
         holder.blocks.append(block)
         return block
@@ -79,13 +101,17 @@ class LogicalBlockPool:
         holder.chained += len(run)
         holder.blocks += run
 
-    def index_next(self, holder: SequenceBlocks, tokens: bytes) -> bool:
+    def index_next(
+        self, holder: SequenceBlocks, tokens: bytes, fingerprints: tuple[bytes, ...] = ()
+    ) -> bool:
         """Makes the block after the chain discoverable. False: the chain ends here, for good."""
         assert holder.chain is not None
         block = holder.blocks[holder.chained]
-        inserted = self.trie.insert(block, holder.chain, tokens)
+        if block.offered:
+            self.withdraw(block)
+        inserted = self.trie.insert(block, holder.chain, tokens, fingerprints)
         if self.named is not None:
-            key = block.key if inserted else self.trie.key_after(holder.chain, tokens)
+            key = block.key if inserted else self.trie.key_after(holder.chain, tokens, fingerprints)
             assert key is not None
             self.named.append((holder.number, holder.chained, key))
         if not inserted:
@@ -95,6 +121,88 @@ class LogicalBlockPool:
         holder.chained += 1
         return True
 
+    # partial siblings
+
+    def closest(
+        self,
+        holder: SequenceBlocks,
+        parent: LogicalBlock,
+        tokens: bytes,
+        fingerprints: tuple[bytes, ...] = (),
+        besides: LogicalBlock | None = None,
+    ) -> tuple[LogicalBlock, int] | None:
+        """As ``PrefixTrie.closest``, for this sequence; noted, or in a replay remembered."""
+        children = parent.children
+        if not children or (len(children) == 1 and children[0] is besides):
+            return None
+        if self.recall is not None:
+            maker, common = self.recall(holder.number)
+            alike = [block for block in children if block.maker == maker]
+            found = (alike[0], common) if maker else None
+        else:
+            found = self.trie.closest(parent, tokens, fingerprints, besides)
+        if self.likened is not None:
+            block, common = (None, 0) if found is None else found
+            self.likened.append((holder.number, 0 if block is None else block.maker, common))
+        return found
+
+    def offer(
+        self, holder: SequenceBlocks, tokens: bytes, fingerprints: tuple[bytes, ...] = ()
+    ) -> None:
+        """Lets others copy the beginning of the block after the chain."""
+        assert holder.chain is not None
+        self.trie.offer(holder.blocks[holder.chained], holder.chain, tokens, fingerprints)
+
+    def withdraw(self, block: LogicalBlock) -> None:
+        """A held block can no longer be found by its beginning."""
+        self.trie.erase(block).refs -= 1  # not the last one: whoever holds the block holds it too
+
+    # recurrent states
+
+    def make_checkpoint(self, position: int) -> LogicalBlock:
+        """A state without memory, which nobody refers to yet."""
+        assert self.state_type is not None
+        state = LogicalBlock(position, 0)
+        state.slot = CacheBlock(self.state_type, state)
+        return state
+
+    def attach_state(self, block: LogicalBlock, state: LogicalBlock) -> None:
+        """A state with memory becomes a checkpoint of the block, and may be evicted from now on."""
+        assert block.offset < state.offset <= block.end
+        assert block.valid
+        assert state.slot is not None
+        state.parent = block
+        state.valid = True
+        block.refs += 1
+        block.states = (*block.states, state)
+        self.checkpoints += 1
+        self.slots.sorted.add(state.slot)
+        for holder in block.holders:
+            holder.changed = True
+
+    def keep_frontier(self, holder: SequenceBlocks, block: LogicalBlock) -> None:
+        """The frontier of a sequence that leaves becomes a checkpoint of its last block."""
+        state = holder.frontier
+        assert state is not None
+        assert state.allocated
+        holder.frontier = None
+        del state.holders[holder]
+        self.attach_state(block, state)
+        state.refs -= 1  # the holder's; its memory's is left
+
+    def touch(self, block: LogicalBlock) -> None:
+        """A block or checkpoint was copied from: if nobody holds it, that was its last use."""
+        slot = block.slot
+        assert slot is not None
+        if slot.listed:
+            self.slots.sorted.remove(slot)
+            self.slots.sorted.add(slot)
+
+    def drop_states(self, block: LogicalBlock) -> None:
+        """Frees every checkpoint of the block."""
+        for state in block.states:
+            self.slots.objects.free(self.unpin(state))
+
     def truncate(self, holder: SequenceBlocks, count: int) -> None:
         """Drops the blocks from ``count`` on, tail first."""
         while len(holder.blocks) > count:
@@ -102,7 +210,9 @@ class LogicalBlockPool:
             del block.holders[holder]
             if not block.holders and block.allocated:
                 assert block.slot is not None
-                if block.indexed and block.valid:
+                if block.valid and (block.indexed or block.offered):
+                    for state in block.states:
+                        self.touch(state)
                     self.slots.sorted.add(block.slot)
                 else:
                     self.slots.objects.free(self.unpin(block))
@@ -113,16 +223,23 @@ class LogicalBlockPool:
 
     def leave(self, holder: SequenceBlocks) -> None:
         """Drops every block and the root. Private content is freed, indexed content stays."""
+        state = holder.frontier
+        if state is not None:
+            holder.frontier = None
+            del state.holders[holder]
+            if state.allocated:
+                self.slots.objects.free(self.unpin(state))
+            self._drop(state)
         self.truncate(holder, 0)
         self._drop(holder.root)
 
     # references of memory
 
     def pin(self, block: LogicalBlock, allocation: Allocation) -> None:
-        """Memory arrives behind a held block."""
+        """Memory arrives behind a held block, or behind a state that is being published."""
         slot = block.slot
         assert slot is not None
-        assert block.holders, "memory for a block that nobody holds"
+        assert block.holders or not block.capacity, "memory for a block that nobody holds"
         self.slots.attach(slot, allocation)
         block.refs += 1
         for holder in block.holders:
@@ -134,11 +251,10 @@ class LogicalBlockPool:
         A block that nobody holds may be recycled by this.
         """
         assert block.slot is not None
+        if block.states:
+            self.drop_states(block)
         allocation = self.slots.detach(block.slot)
-        block.valid = False
-        block.publisher = 0
-        for holder in block.holders:
-            holder.changed = True
+        self._distrust(block)
         self._drop(block)
         return allocation
 
@@ -146,17 +262,24 @@ class LogicalBlockPool:
         """Takes the memory of every block that nobody holds. Returns how many."""
         slots = list(self.slots.sorted)
         for slot in slots:
-            self.slots.objects.free(self.unpin(slot.owner))
+            if slot.listed:  # not gone with its block
+                self.slots.objects.free(self.unpin(slot.owner))
         return len(slots)
 
     def invalidate(self, block: LogicalBlock) -> None:
         """Its content is not to be trusted. Memory stays with its holders, or is freed."""
-        block.valid = False
-        block.publisher = 0
-        for holder in block.holders:
-            holder.changed = True
+        if block.states:
+            self.drop_states(block)
+        self._distrust(block)
         if block.slot is not None and block.slot.listed:
             self.slots.objects.free(self.unpin(block))
+
+    def _distrust(self, block: LogicalBlock) -> None:
+        block.valid = False
+        block.publisher = block.written = 0
+        block.origins = NOBODY
+        for holder in block.holders:
+            holder.changed = True
 
     def _drop(self, block: LogicalBlock) -> None:
         """One reference less; at zero the block is recycled, and so on up its parents."""
@@ -166,51 +289,86 @@ class LogicalBlockPool:
             assert node.refs >= 0, "block dropped too often"
             if node.refs:
                 return
-            if node.capacity == 0:
+            if node.slot is None:
                 self.trie.drop_root(node)
                 return
             assert not node.holders
-            self.alive -= 1
-            node = self.trie.erase(node) if node.indexed else None
+            if node.capacity:
+                self.alive -= 1
+                node = self.trie.erase(node) if node.indexed or node.offered else None
+            else:
+                node = self._detach_state(node)
+
+    def _detach_state(self, state: LogicalBlock) -> LogicalBlock | None:
+        """A state is gone: the block it was a checkpoint of loses a reference."""
+        block = state.parent
+        if block is not None:
+            state.parent = None
+            self.checkpoints -= 1
+            block.states = tuple(other for other in block.states if other is not state)
+            for holder in block.holders:
+                holder.changed = True
+        return block
 
     def audit(self, holders: list[SequenceBlocks]) -> None:
         """Asserts every invariant of blocks and slots. O(blocks)."""
-        children: dict[int, int] = {}
-        blocks: dict[int, LogicalBlock] = {id(b): b for b in self.trie.nodes()}
-        for node in self.trie.nodes():
+        nodes, offers = self.trie.nodes(), list(self.trie.offered)
+        blocks: dict[int, LogicalBlock] = {id(b): b for b in (*nodes, *offers)}
+        for node in (*nodes, *offers):
             assert node.parent is not None
             assert node.parent.capacity == 0 or node.parent.indexed
             assert node.offset == node.parent.end
-            children[id(node.parent)] = children.get(id(node.parent), 0) + 1
+            assert node.parent.children is not None
+            assert node in node.parent.children
+            assert node.indexed == (not node.offered)
+            assert 0 <= node.written <= node.offered < self.block_tokens
         for holder in holders:
             for i, block in enumerate(holder.blocks):
                 assert block.offset == i * self.block_tokens
                 assert holder in block.holders
                 assert (i < holder.chained) <= block.indexed
                 blocks[id(block)] = block
-        allocated = listed = 0
+        states = [b.frontier for b in holders if b.frontier is not None]
+        assert all(set(state.holders) == {h} for h in holders if (state := h.frontier) is not None)
+        checkpoints = [state for block in blocks.values() for state in block.states]
+        assert len(checkpoints) == self.checkpoints, "checkpoints are lost"
+        for state in checkpoints:
+            assert state.parent is not None
+            assert state.parent.offset < state.offset <= state.parent.end
+            assert state.parent.extent >= state.offset - state.parent.offset
+            assert not state.holders
+        allocated = 0
         for block in blocks.values():
-            assert block.slot is not None
-            assert block.slot.owner is block
+            children = block.children or []
+            assert all(child.parent is block for child in children)
+            assert not block.offered or (not children and len(block.holders) <= 1)
             for holder in block.holders:
                 assert holder.blocks[block.offset // self.block_tokens] is block
-            refs = len(block.holders) + children.get(id(block), 0) + block.allocated
+            refs = len(block.holders) + len(children) + len(block.states) + block.allocated
             assert refs == block.refs > 0, "reference count is wrong"
+        for state in (*states, *checkpoints):
+            assert state.refs == len(state.holders) + state.allocated > 0
+        for block in (*blocks.values(), *states, *checkpoints):
+            assert block.slot is not None
+            assert block.slot.owner is block
             assert block.allocated or not block.valid
             assert block.slot.listed == (block.allocated and not block.holders)
             assert not block.slot.listed or block.valid
             if block.slot.allocation is not None:
                 allocated += 1
                 assert self.slots.objects.is_live(block.slot.allocation)
-            listed += block.slot.listed
         assert len(blocks) == self.alive, "blocks are lost"
         assert allocated == self.slots.allocated == self.slots.objects.live
-        assert listed == len(self.slots.sorted)
         seen: set[int] = set()
-        stamp = 0
+        stamp = listed = 0
         for slot in self.slots.sorted:
             assert slot.stamp > stamp, "not in order of stamps"
             stamp = slot.stamp
+            listed += 1
             seen.add(id(slot.owner))
             parent = slot.owner.parent
             assert parent is None or id(parent) not in seen, "a parent stands before its child"
+        assert listed == len(self.slots.sorted)
+        assert listed == sum(
+            b.slot is not None and b.slot.listed for b in (*blocks.values(), *checkpoints)
+        )

@@ -3,12 +3,13 @@
 Owner    engine thread
 Writes   its index; ``indexed`` and identity of blocks
 Never    decides what may be shared; allocates
-Rules    cache.exact-identity, cache.salted-roots, blocks.strong-parents
+Rules    cache.exact-identity, cache.salted-roots, blocks.strong-parents, siblings.exact-beginning
 Next     headrace_engine.cache.registry
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,11 @@ from headrace_engine.cache.block import LogicalBlock
 
 Fold = Callable[[PrefixKey, bytes, Sequence[bytes]], PrefixKey]
 """Key of a prefix followed by one block."""
+
+_IMAGE = b"\xff\xff\xff\xff"
+"""No token: tokens are not negative."""
+_NEAR = 2
+"""Neighbours looked at on each side: those with the same beginning stand side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +44,10 @@ class PrefixTrie:
         a node's parent is a root or a node of this trie
         ``_nodes[node.key] is node`` for every node
         ``_children[node.parent, node.tokens, node.fingerprints] is node`` for every node
+        ``parent.children`` are the nodes and offered blocks after ``parent``, in order of content
     """
 
-    __slots__ = ("_children", "_fold", "_identities", "_nodes", "_roots")
+    __slots__ = ("_children", "_fold", "_identities", "_nodes", "_roots", "offered")
 
     def __init__(self, fold: Fold = fold) -> None:
         """``fold`` is replaced by tests only, to force collisions."""
@@ -50,6 +57,8 @@ class PrefixTrie:
         """By identity: what is known is found without computing its key."""
         self._roots: dict[RootIdentity, LogicalBlock] = {}
         self._identities: dict[LogicalBlock, RootIdentity] = {}
+        self.offered: dict[LogicalBlock, None] = {}
+        """Partial siblings, in order of their offer."""
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -122,24 +131,83 @@ class PrefixTrie:
         block.fingerprints = fingerprints
         block.indexed = True
         parent.refs += 1
+        if parent.children is None:
+            parent.children = [block]
+        else:
+            insort(parent.children, block, key=_content)
         return True
 
+    def offer(
+        self,
+        block: LogicalBlock,
+        parent: LogicalBlock,
+        tokens: bytes,
+        fingerprints: tuple[bytes, ...] = (),
+    ) -> None:
+        """Lets others find the beginning of a private block. Its reference keeps the parent."""
+        assert not block.indexed, "offered, and can be found whole"
+        assert not block.offered, "offered twice"
+        assert block.offset == parent.offset + parent.capacity
+        block.parent, block.tokens, block.fingerprints = parent, tokens, fingerprints
+        block.offered = len(tokens) // 4
+        self.offered[block] = None
+        parent.refs += 1
+        if parent.children is None:
+            parent.children = []
+        insort(parent.children, block, key=_content)
+
     def erase(self, block: LogicalBlock) -> LogicalBlock:
-        """Takes a node out, and returns its parent, whose reference the caller drops."""
-        assert block.indexed
-        assert block.key is not None
-        assert block.parent is not None
+        """Takes a node or an offer out, and returns its parent, whose reference the caller drops."""
         parent = block.parent
-        del self._nodes[block.key]
-        del self._children[parent, block.tokens, block.fingerprints]
-        block.indexed = False
+        assert parent is not None
+        assert parent.children is not None
+        at = bisect_left(parent.children, _content(block), key=_content)
+        while parent.children[at] is not block:
+            at += 1  # offers may be equal
+        del parent.children[at]
+        if block.indexed:
+            assert block.key is not None
+            del self._nodes[block.key]
+            del self._children[parent, block.tokens, block.fingerprints]
+        else:
+            del self.offered[block]
+        block.indexed, block.offered, block.written = False, 0, 0
         block.key, block.parent, block.tokens, block.fingerprints = None, None, b"", ()
         return parent
 
-    def key_after(self, parent: LogicalBlock, tokens: bytes) -> PrefixKey:
+    def closest(
+        self,
+        parent: LogicalBlock,
+        tokens: bytes,
+        fingerprints: tuple[bytes, ...] = (),
+        besides: LogicalBlock | None = None,
+    ) -> tuple[LogicalBlock, int] | None:
+        """The block after ``parent`` that begins as ``tokens`` do, for the most tokens, and how many.
+
+        Of several alike one that is valid now. None: none has the first token.
+        """
+        children = parent.children
+        if not children:
+            return None
+        wanted = _joined(tokens, fingerprints)
+        at = bisect_left(children, wanted, key=_content)
+        best: tuple[int, bool, int] = (0, False, 0)
+        found: LogicalBlock | None = None
+        for near in range(max(at - _NEAR, 0), min(at + _NEAR + 1, len(children))):
+            block = children[near]
+            if block is not besides:
+                common = _whole_tokens(_common(wanted, _content(block)), fingerprints)
+                fit = (common, block.valid, -near)
+                if common and fit > best:
+                    best, found = fit, block
+        return None if found is None else (found, best[0])
+
+    def key_after(
+        self, parent: LogicalBlock, tokens: bytes, fingerprints: tuple[bytes, ...] = ()
+    ) -> PrefixKey:
         """Key of the block with this content after ``parent``, known or not."""
         assert parent.key is not None
-        return self._fold(parent.key, tokens, ())
+        return self._fold(parent.key, tokens, fingerprints)
 
     def identity(self, root: LogicalBlock) -> RootIdentity:
         """What a root stands for."""
@@ -148,3 +216,42 @@ class PrefixTrie:
     def nodes(self) -> list[LogicalBlock]:
         """Every node, in order of insertion."""
         return list(self._nodes.values())
+
+
+def _content(block: LogicalBlock) -> bytes:
+    return _joined(block.tokens, block.fingerprints)
+
+
+def _joined(tokens: bytes, fingerprints: Sequence[bytes]) -> bytes:
+    """Tokens as bytes, with each item's digest before its first token.
+
+    In order of these the neighbours have the longest beginning in common.
+    """
+    if not fingerprints:
+        return tokens
+    parts: list[bytes] = []
+    done = 0
+    for fingerprint in fingerprints:
+        at = 4 * int.from_bytes(fingerprint[:4], "little")
+        parts += (tokens[done:at], _IMAGE, fingerprint[4:])
+        done = at
+    return b"".join((*parts, tokens[done:]))
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """Bytes at the beginning that are the same."""
+    length = min(len(one), len(other))
+    differs = int.from_bytes(one[:length], "little") ^ int.from_bytes(other[:length], "little")
+    return length if not differs else ((differs & -differs).bit_length() - 1) // 8
+
+
+def _whole_tokens(common: int, fingerprints: Sequence[bytes]) -> int:
+    """Tokens in the first ``common`` bytes of what ``_joined`` made with these fingerprints."""
+    marks = 0
+    for fingerprint in fingerprints:
+        position = int.from_bytes(fingerprint[:4], "little")
+        mark = len(_IMAGE) + len(fingerprint) - 4
+        if common < 4 * position + marks + mark + 4:
+            return min((common - marks) // 4, position)
+        marks += mark
+    return (common - marks) // 4

@@ -58,6 +58,8 @@ def setup_batch(plan: PassPlan, columns: SequenceColumns, *, phase: int) -> Batc
         table_indices=np.array(plan.table.indices, np.int32),
         table_offsets=np.array(plan.table.offsets, np.int64),
         starts=[slot_start(chunk) for chunk in plan.chunks if chunk.starts],
+        restores=plan.restores,
+        publishes=plan.publishes,
     )
 
 
@@ -82,8 +84,8 @@ def _decode_batch(plan: PassPlan, columns: SequenceColumns, phase: int) -> Batch
         table_indices=np.array(plan.table.indices, np.int32),
         table_offsets=np.array(plan.table.offsets, np.int64),
         starts=[],
-        restores=[],
-        publishes=[],
+        restores=plan.restores,
+        publishes=plan.publishes,
     )
 
 
@@ -119,6 +121,8 @@ def slot_start(chunk: Chunk) -> SlotStart:
         tokens=sequence.tokens[: sequence.length],
         prompt_tokens=sequence.prompt_tokens,
         choice=sequence.choice,
+        media=sequence.request.media,
+        state=chunk.state,
         sampling=SlotSampling(
             temperature=sampling.temperature,
             top_k=sampling.top_k,

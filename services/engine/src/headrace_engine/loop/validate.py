@@ -14,7 +14,7 @@ from headrace_contracts.limits import MAX_CHOICES
 
 from headrace_engine.errors import RequestRejected
 from headrace_engine.scheduler.settings import SchedulerSettings
-from headrace_engine.state.request import Request, Tokens
+from headrace_engine.state.request import FINGERPRINT_BYTES, MediaSpan, Request, Tokens
 from headrace_engine.state.sampling import check_sampling, invalid, within
 
 
@@ -26,6 +26,7 @@ def check_request(request: Request, settings: SchedulerSettings, vocabulary: int
         raise invalid("the prompt has no tokens")
     for choice, tokens in enumerate(request.generated):
         _check_tokens(f"generated tokens of choice {choice}", tokens, vocabulary)
+    _check_media(request.media, len(request.prompt))
     check_sampling(request.sampling, vocabulary)
     _check_lengths(len(request.prompt), settings)
 
@@ -49,6 +50,22 @@ def _check_tokens(what: str, tokens: Tokens, vocabulary: int) -> None:
             f"token {int(tokens[at])} at position {at} of the {what} is outside the vocabulary "
             f"of {vocabulary}"
         )
+
+
+def _check_media(media: tuple[MediaSpan, ...], prompt: int) -> None:
+    free = 0
+    for index, span in enumerate(media):
+        if not free <= span.first < span.end <= prompt:
+            raise invalid(
+                f"media item {index} stands at {span.first} to {span.end}; it needs a place of its "
+                f"own between {free} and the prompt's end at {prompt}",
+            )
+        if len(span.fingerprint) not in (0, FINGERPRINT_BYTES):
+            raise invalid(
+                f"the fingerprint of media item {index} has {len(span.fingerprint)} bytes, not "
+                f"{FINGERPRINT_BYTES}",
+            )
+        free = span.end
 
 
 def _check_lengths(prompt: int, settings: SchedulerSettings) -> None:

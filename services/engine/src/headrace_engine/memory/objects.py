@@ -96,6 +96,10 @@ class ObjectAllocator:
         self._types.append(tuple(pieces))
         return ObjectType(len(self._types) - 1)
 
+    def sizes(self, type: ObjectType) -> tuple[int, ...]:
+        """Bytes of each piece of an object, in the order of its addresses."""
+        return tuple(slabs.object_bytes for slabs in self._types[type])
+
     def alloc(self, type: ObjectType) -> Allocation | None:
         """Every piece of one object, or None and nothing is changed."""
         classes = self._types[type]

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headrace_engine.cache.block import LogicalBlock
+from headrace_engine.scheduler.copies import addresses_of, resolve_copy
 from headrace_engine.scheduler.grant import Grants
-from headrace_engine.scheduler.plan import Decodes
-from headrace_engine.scheduler.publish import mark_produced, publish_complete
+from headrace_engine.scheduler.plan import Decodes, Way
+from headrace_engine.scheduler.publish import adopt, mark_produced, publish_complete
 from headrace_engine.scheduler.residents import Residents
+from headrace_engine.state.batch import ResolvedCopy
 from headrace_engine.state.sequence import Sequence, Status
 
 
@@ -29,10 +31,16 @@ class Chunk:
     begin: int
     end: int
     store_from: int
+    way: Way
+    """What is copied before it."""
     starts: bool
     """Whether it enters a slot with this pass."""
     first: bool = False
     """Whether it runs for the first time."""
+    stops: bool = False
+    """Whether it ends where a recurrent state is to be kept."""
+    state: tuple[int, ...] = ()
+    """Byte offsets of the parts of its recurrent state, if it starts."""
 
     @property
     def generating(self) -> bool:
@@ -64,6 +72,10 @@ class PassPlan:
     chunks: list[Chunk] = field(default_factory=list[Chunk])
     """Those that sample a token first."""
     table: TableChanges = field(default_factory=TableChanges)
+    restores: list[ResolvedCopy] = field(default_factory=list[ResolvedCopy])
+    """Done in this order before anything else of the batch."""
+    publishes: list[ResolvedCopy] = field(default_factory=list[ResolvedCopy])
+    """Done after everything else of it."""
 
     @property
     def empty(self) -> bool:
@@ -90,10 +102,31 @@ def commit_results(
     table = TableChanges()
     decode = _commit_decodes(residents, decode, extended, table)
     running = [c for c in chunks if c.sequence.number not in grants.paused]
+    plan = PassPlan(pass_id, decode, running, table)
     for chunk in running:
+        if chunk.way.sources:
+            _commit_copies(residents, chunk, plan.restores)
         _commit_chunk(residents, chunk, table, now_s)
     running.sort(key=_generates, reverse=True)
-    return PassPlan(pass_id, decode, running, table)
+    return plan
+
+
+def _commit_copies(residents: Residents, chunk: Chunk, restores: list[ResolvedCopy]) -> None:
+    """What the sequence goes on with is copied before the forward; it was written before that."""
+    pool, number = residents.pool, chunk.sequence.number
+    holder = residents.holders[number]
+    sibling, state = chunk.way.sibling, chunk.way.state
+    if state is not None:
+        assert holder.frontier is not None
+        restores += resolve_copy(pool, state, holder.frontier)
+        adopt(holder, state, 0, residents.sequences)
+        pool.touch(state)
+    if sibling is not None:
+        assert sibling.offset < chunk.begin <= sibling.offset + sibling.extent
+        restores += resolve_copy(pool, sibling, holder.blocks[sibling.offset // pool.block_tokens])
+        adopt(holder, sibling, sibling.offset, residents.sequences)
+        pool.touch(sibling)
+        residents.counters.copied_tokens += chunk.begin - sibling.offset
 
 
 def _pause_losers(residents: Residents, grants: Grants, now_s: float) -> None:
@@ -135,10 +168,13 @@ def _cross_into_blocks(
         number = sequence.number
         block.valid = True
         block.publisher = number
+        holder = holders[number]
+        if holder.origins:
+            block.origins = frozenset(holder.origins)
         assert block.slot is not None
         assert block.slot.allocation is not None
         offsets.append(block.slot.allocation.addresses[0])
-        publish_complete(pool, holders[number], sequence, written)
+        publish_complete(pool, holder, sequence, residents.publishable(sequence, written))
     table.slots += slots.tolist()
     table.indices += (planned // pool.block_tokens).tolist()
     table.offsets += offsets
@@ -155,10 +191,13 @@ def _commit_chunk(residents: Residents, chunk: Chunk, table: TableChanges, now_s
         if sequence.first_pass_s is None:
             sequence.first_pass_s = now_s
             size = residents.pool.block_tokens
-            sequence.cached_tokens = min(chunk.begin, sequence.prompt_tokens) // size * size
+            cached = min(chunk.begin, sequence.prompt_tokens)
+            sequence.cached_tokens = cached // size * size
             residents.counters.prompt_tokens += sequence.prompt_tokens
-            residents.counters.cached_tokens += sequence.cached_tokens
+            residents.counters.cached_tokens += cached
             chunk.first = True
+        if holder.frontier is not None:
+            chunk.state = addresses_of(holder.frontier)
     slot = sequence.slot
     assert slot is not None
     columns = residents.columns

@@ -75,11 +75,12 @@ class Grants:
 
     Invariants
         ``lost`` names blocks whose content of before the pass is gone, even if they got new memory
+        nothing in ``kept`` is evicted: it is copied from
         undo leaves allocator, granted, lost and paused as they were at the mark
     """
 
     __slots__ = ("_claimants", "_list_claimants", "_pool", "_producers", "_seen",
-                 "_seen_at", "_trial", "_unheld", "granted", "lost", "ops", "paused")  # fmt: skip
+                 "_seen_at", "_trial", "_unheld", "granted", "kept", "lost", "ops", "paused")  # fmt: skip
 
     def __init__(self, pool: LogicalBlockPool, claimants: Callable[[], Claimants]) -> None:
         """``claimants`` lists every eligible sequence that may hold blocks; asked when needed."""
@@ -94,6 +95,7 @@ class Grants:
         self.ops: list[MemoryOp] = []
         self.granted: dict[LogicalBlock, Allocation] = {}
         self.lost: set[LogicalBlock] = set()
+        self.kept: set[LogicalBlock] = set()
         self.paused: dict[int, None] = {}
         """Numbers of running sequences that lost a block."""
 
@@ -125,12 +127,36 @@ class Grants:
         self.ops += map(_memory_op, zip(blocks, allocations, repeat(True)))
         return len(allocations)
 
-    def take_all(self, taker: Claimant, blocks: Sequence[LogicalBlock]) -> int:
-        """Memory for every block, or nothing is changed. Returns how many it is short of."""
+    def take_all(
+        self, taker: Claimant, blocks: Sequence[LogicalBlock], keep: Sequence[LogicalBlock] = ()
+    ) -> int:
+        """Memory for every block, or nothing is changed. Returns how many it is short of.
+
+        What is in ``keep`` loses none, now or later in this pass.
+        """
         blocks = [b for b in blocks if b not in self.granted]
         short = len(blocks) - self._obtainable(taker, len(blocks))
         if short > 0:
             return short
+        before = self.kept
+        self.kept = before.union(keep)
+        short = self._take_each(taker, blocks)
+        if short:
+            self.kept = before
+        return short
+
+    def take_spare(self, block: LogicalBlock) -> bool:
+        """Memory for what is not necessary: free, or of blocks that nobody holds."""
+        mark = self._mark()
+        while not self.take_free(block):
+            victim = self._oldest_unheld()
+            if victim is None:
+                self._undo_to(mark)
+                return False
+            self._evict(victim)
+        return True
+
+    def _take_each(self, taker: Claimant, blocks: Sequence[LogicalBlock]) -> int:
         mark = self._mark()
         for done, block in enumerate(blocks):
             if not self.take(taker, block):
@@ -149,10 +175,17 @@ class Grants:
         return None
 
     def set_producers(self, holder: SequenceBlocks, begin: int, end: int) -> None:
-        """The sequence computes these blocks; nobody else does in this pass."""
+        """The sequence computes these blocks; nobody else does in this pass.
+
+        Those that are valid already are read, and not written: anybody may.
+        """
         for block in self._range(holder, begin, end):
-            if block.indexed:
+            if block.offered or (block.indexed and (not block.valid or block in self.lost)):
                 self._producers[block] = holder.number
+
+    def producer(self, block: LogicalBlock) -> int | None:
+        """Number of the sequence that computes the block in this pass."""
+        return self._producers.get(block)
 
     def _range(self, holder: SequenceBlocks, begin: int, end: int) -> list[LogicalBlock]:
         size = self._pool.block_tokens
@@ -165,8 +198,9 @@ class Grants:
         slots = self._pool.slots
         count = slots.objects.capacity_left(self._pool.block_type)
         count += len(slots.sorted) - self._seen_at
-        if count >= wanted:
-            return count
+        if count >= wanted or self._pool.state_type is not None:
+            # With states there are objects of two sizes, and only trying tells.
+            return max(count, wanted)
         for claimant in self._victims():
             if claimant.rank <= taker.rank:
                 break
@@ -175,13 +209,16 @@ class Grants:
         return count
 
     def _oldest_unheld(self) -> LogicalBlock | None:
-        if self._seen_at == len(self._seen):
-            slot = next(self._unheld, None)
-            if slot is None:
-                return None
-            self._seen.append(slot)
-        self._seen_at += 1
-        return self._seen[self._seen_at - 1].owner
+        while True:
+            if self._seen_at == len(self._seen):
+                slot = next(self._unheld, None)
+                if slot is None:
+                    return None
+                self._seen.append(slot)
+            self._seen_at += 1
+            block = self._seen[self._seen_at - 1].owner
+            if block not in self.kept and block not in self.lost:
+                return block
 
     def _last_in_rank(self, taker: Claimant) -> LogicalBlock | None:
         for claimant in self._victims():
@@ -189,8 +226,16 @@ class Grants:
                 return None
             if not self._may_take(taker, claimant):
                 continue
-            for block in reversed(claimant.holder.blocks):
-                if self._has_memory(block) and self._all_give_way(taker, block):
+            holder = claimant.holder
+            frontier = holder.frontier
+            if frontier is not None and self._has_memory(frontier):
+                return frontier
+            for block in reversed(holder.blocks):
+                if (
+                    self._has_memory(block)
+                    and block not in self.kept
+                    and self._all_give_way(taker, block)
+                ):
                     return block
         return None
 
@@ -221,6 +266,9 @@ class Grants:
         return block in self.granted or (block.allocated and block not in self.lost)
 
     def _evict(self, block: LogicalBlock) -> None:
+        for state in block.states:
+            if self._has_memory(state):
+                self._evict(state)
         allocation = self.granted.pop(block, None)
         if allocation is None:
             assert block.slot is not None

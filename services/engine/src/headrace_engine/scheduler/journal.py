@@ -15,6 +15,8 @@ A record is a tuple. Its first element says what it is:
                                             and everything else of the plan, see ``pack``
     ("d", now_s, tokens)                    the oldest batch came back; tokens only for a sink
     ("k", [(number, block, key), ...])      keys that blocks got, or were refused, since the last "k"
+    ("l", [(number, maker, common), ...])   searches for a sibling since the last "l": who made the block
+                                            that was found (0: none was), and its tokens in common
     ("s", now_s)                            a pass began that never came to a plan: the engine broke
 """
 
@@ -49,6 +51,8 @@ State = dict[str, Any]
 REASONS = tuple(Reason)
 CHUNK_FIELDS = 6
 """number, slot, begin, end, store_from, flags (1: starts, 2: generates)."""
+COPY_FIELDS = 4
+"""source, target and size in bytes, and whether it is done after the forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ class Arrival:
     limit: int
     arrived_s: float
     deadline_s: float | None
+    media: tuple[tuple[int, int, bool], ...] = ()
+    """(first, end, whether it has a fingerprint) of each item."""
 
 
 @dataclass(slots=True)
@@ -119,7 +125,7 @@ class Journal:
     """
 
     __slots__ = ("_begun_s", "_capture", "_decode_digest", "_half", "_in_flight", "_origin", "_sink", "_slots",
-                 "named", "segments")  # fmt: skip
+                 "likened", "named", "segments")  # fmt: skip
 
     def __init__(self, limit_bytes: int = 32 << 20, sink: JournalSink | None = None) -> None:
         self._half = limit_bytes // 2
@@ -127,6 +133,8 @@ class Journal:
         self.segments: deque[Segment] = deque(maxlen=2)
         self.named: list[tuple[int, int, PrefixKey]] = []
         """Filled by the pool, emptied by each pass."""
+        self.likened: list[tuple[int, int, int]] = []
+        """As ``named``."""
         self._in_flight: deque[tuple[NDArray[np.intp], list[tuple[int, bool]]]] = deque()
         """Decoding slots, then (slot, whether it samples) of each chunk, of batches not back yet."""
         self._slots: NDArray[np.intp] | None = None
@@ -202,6 +210,9 @@ class Journal:
 
     def flush(self) -> None:
         """What is not in the ring yet: keys since the last pass, a pass that came to no plan."""
+        if self.likened:
+            self._put(("l", self.likened.copy()), 120 * len(self.likened))
+            self.likened.clear()
         if self.named:
             self._put(("k", self.named.copy()), 120 * len(self.named))
             self.named.clear()
@@ -242,6 +253,7 @@ def arrival_of(sequence: Sequence) -> Arrival:
         limit=sequence.limit,
         arrived_s=sequence.arrived_s,
         deadline_s=request.deadline_s,
+        media=tuple((span.first, span.end, any(span.fingerprint)) for span in request.media),
     )
 
 
@@ -253,9 +265,9 @@ def salt_digest(salt: bytes) -> str:
 def pack(plan: PassPlan, ops: Iterable[MemoryOp], residents: Residents) -> list[int]:
     """A plan as numbers, all but its decoding slots: what ``unpack`` reads.
 
-    pass, then four lists, each after its length: changes of block tables (slots, indices,
-    offsets), chunks (``CHUNK_FIELDS`` each), evictions (position and byte offset of the block),
-    reasons of waiting sequences (number, which, detail).
+    pass, then five lists, each after its length: changes of block tables (slots, indices,
+    offsets), chunks (``CHUNK_FIELDS`` each), copies (``COPY_FIELDS`` each), evictions (position and
+    byte offset of the block), reasons of waiting sequences (number, which, detail).
     """
     table = plan.table
     numbers = [plan.pass_id, len(table.slots), *table.slots, *table.indices, *table.offsets]
@@ -264,6 +276,10 @@ def pack(plan: PassPlan, ops: Iterable[MemoryOp], residents: Residents) -> list[
         flags = chunk.starts + 2 * chunk.generating
         numbers += (chunk.sequence.number, _slot(chunk.sequence), chunk.begin, chunk.end,
                     chunk.store_from, flags)  # fmt: skip
+    numbers.append(len(plan.restores) + len(plan.publishes))
+    for after, copies in enumerate((plan.restores, plan.publishes)):
+        for copy in copies:
+            numbers += (copy.source, copy.target, copy.size, after)
     evicted = [op for op in ops if not op.granted]
     numbers.append(len(evicted))
     for block, allocation, _ in evicted:
@@ -286,6 +302,8 @@ class PlanView:
     """(slot, block index, byte offset)."""
     chunks: tuple[tuple[int, ...], ...]
     """``CHUNK_FIELDS`` each."""
+    copies: tuple[tuple[int, ...], ...]
+    """``COPY_FIELDS`` each."""
     evicted: tuple[tuple[int, int], ...]
     """(position, byte offset)."""
     reasons: tuple[tuple[int, str, int], ...]
@@ -311,6 +329,12 @@ class PlanView:
                 f"writes from {store_from}, {how}"
             )
         lines += [f"table      slot {s}, block {i} at byte {at}" for s, i, at in self.table]
+        lines += [
+            f"copies     {size} bytes from {source} to {target}, "
+            + ("after" if after else "before")
+            + " everything else"
+            for source, target, size, after in self.copies
+        ]
         lines += [f"evicts     the block of position {p} at byte {at}" for p, at in self.evicted]
         lines += [
             f"waits      sequence {number}: {reason}" + (f" {detail}" if detail else "")
@@ -338,12 +362,13 @@ def unpack(packed: bytes, decode: Iterable[int]) -> PlanView:
     try:
         flat = [value for row in rows(3) for value in row]
         third = len(flat) // 3
-        chunks, evicted, reasons = rows(CHUNK_FIELDS), rows(2), rows(3)
+        chunks, copies, evicted, reasons = rows(CHUNK_FIELDS), rows(COPY_FIELDS), rows(2), rows(3)
         view = PlanView(
             pass_id=values[0],
             decode=tuple(decode),
             table=tuple(zip(flat[:third], flat[third : 2 * third], flat[2 * third :], strict=True)),
             chunks=tuple(chunks),
+            copies=tuple(copies),
             evicted=tuple((row[0], row[1]) for row in evicted),
             reasons=tuple((row[0], REASONS[row[1]].value, row[2]) for row in reasons),
         )

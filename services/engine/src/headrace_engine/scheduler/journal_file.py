@@ -6,7 +6,7 @@ Never    runs what it reads; believes a file that is cut, changed or of another 
 Rules    journal.refuses-what-is-not-whole, journal.bounded
 Next     headrace_engine.scheduler.journal_replay
 
-A segment: ``{"headrace_journal": 1, ...}``, then one array a record, then ``["z", records, digest]``
+A segment: ``{"headrace_journal": 2, ...}``, then one array a record, then ``["z", records, digest]``
 with the BLAKE2b of every line of the segment before it.
 """
 
@@ -30,8 +30,8 @@ from headrace_engine.errors import JournalRejected
 from headrace_engine.scheduler.journal import Arrival, Journal, Origin, Record, Segment, State
 from headrace_engine.scheduler.settings import SchedulerSettings
 
-VERSION: Final = 1
-_EVENTS: Final = {"a": 3, "e": 6, "r": 2, "p": 5, "d": 2, "k": 2, "s": 2}
+VERSION: Final = 2
+_EVENTS: Final = {"a": 3, "e": 6, "r": 2, "p": 5, "d": 2, "k": 2, "l": 2, "s": 2}
 """Kinds of records, and how many elements each has at least."""
 
 
@@ -256,13 +256,17 @@ def _decode(value: object, number: int) -> Record:
         if len(parts) < _EVENTS[kind]:
             raise ValueError(f"{kind!r} with {len(parts)} elements")
         if kind == "a":
-            return ("a", float(parts[1]), Arrival(**parts[2]))
+            arrival = dict(parts[2])
+            arrival["media"] = tuple((int(a), int(b), bool(c)) for a, b, c in arrival["media"])
+            return ("a", float(parts[1]), Arrival(**arrival))
         if kind == "p":
             decode = None if parts[3] is None else np.array(parts[3], np.int32)
             packed = b64decode(parts[4], validate=True)
             return ("p", float(parts[1]), bytes.fromhex(parts[2]), decode, packed)
         if kind == "k":
             return ("k", [(int(n), int(i), PrefixKey(bytes.fromhex(k))) for n, i, k in parts[1]])
+        if kind == "l":
+            return ("l", [(int(n), int(maker), int(common)) for n, maker, common in parts[1]])
         return tuple(parts[: _EVENTS[kind]])
     except (KeyError, TypeError, ValueError) as error:
         raise JournalRejected(f"line {number} is no record: {error}") from None

@@ -39,6 +39,7 @@ class Contents:
         self._next = 1
         self._keys: dict[int, dict[int, PrefixKey]] = {}
         self._spans: dict[int, int] = {}
+        self._likened: dict[int, deque[tuple[int, int]]] = {}
         self._made: dict[int, NDArray[np.int32]] = {}
         self._read(segment)
 
@@ -55,6 +56,10 @@ class Contents:
             ids = [self._id(keys[i]) if i in keys else self._fresh() for i in range(blocks)]
             made = self._made[number] = np.repeat(np.array(ids, np.int32), self._size)
         return made
+
+    def recall(self, number: int) -> tuple[int, int]:
+        """What the next search of this sequence for a sibling found. Stand-ins cannot tell."""
+        return self._likened[number].popleft()
 
     def _id(self, key: PrefixKey) -> int:
         known = self._ids.get(key)
@@ -74,7 +79,7 @@ class Contents:
                 arrival = fields["arrival"]
                 self._spans[arrival["number"]] = max(arrival["limit"], arrival["length"])
             blocks = state["blocks"]
-            for number, _, _, _, held, _ in state["holders"]:
+            for number, _, _, _, held, *_ in state["holders"]:
                 for index, place in enumerate(held):
                     if blocks[place][1] is not None:
                         key = PrefixKey(bytes.fromhex(blocks[place][1]))
@@ -83,6 +88,9 @@ class Contents:
             if record[0] == "k":
                 for number, index, key in record[1]:
                     self._keys.setdefault(number, {})[index] = key
+            elif record[0] == "l":
+                for number, maker, common in record[1]:
+                    self._likened.setdefault(number, deque()).append((maker, common))
             elif record[0] == "a":
                 arrival = record[2]
                 self._spans[arrival.number] = max(arrival.limit, arrival.length)
@@ -153,6 +161,7 @@ class Replayer:
             affinity=affinity,
             journal=self._journal,
         )
+        self.scheduler.pool.recall = self.contents.recall
         self._flights: deque[tuple[Flight, Step, float]] = deque()
         self._landed: Flight | None = None
         self._device_free_s = float("-inf")

@@ -12,7 +12,7 @@ Next     headrace_engine.scheduler.journal_replay
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +20,19 @@ from headrace_contracts.codes import FinishReason
 from headrace_contracts.prefix_key import PrefixKey
 from numpy.typing import NDArray
 
-from headrace_engine.cache.block import LogicalBlock, SequenceBlocks, as_bytes
+from headrace_engine.cache.block import LogicalBlock, SequenceBlocks, Sibling, as_bytes
+from headrace_engine.cache.logical_pool import LogicalBlockPool
 from headrace_engine.cache.trie import RootIdentity
 from headrace_engine.memory.objects import Allocation
 from headrace_engine.scheduler.journal import Arrival, State, arrival_of, salt_digest
 from headrace_engine.scheduler.order import Tenant
-from headrace_engine.state.request import Request, RequestHandle, Sampling
+from headrace_engine.state.request import (
+    FINGERPRINT_BYTES,
+    MediaSpan,
+    Request,
+    RequestHandle,
+    Sampling,
+)
 from headrace_engine.state.sequence import Sequence, Status
 
 if TYPE_CHECKING:  # the scheduler itself hands ``capture`` to its journal
@@ -34,6 +41,9 @@ if TYPE_CHECKING:  # the scheduler itself hands ``capture`` to its journal
 _COLUMNS = ("base", "capacity", "charged", "choice", "handle", "inflight", "known", "limit", "live",
             "logprobs", "planned", "prompt", "sampled")  # fmt: skip
 _FIELDS = ("slot", "filled", "reached", "trusted", "first_pass_s", "preemptions")
+
+_FINGERPRINT = b"\1" * FINGERPRINT_BYTES
+"""Of every media item in a replay: tokens that stand in tell blocks apart."""
 
 KeyContent = Callable[[PrefixKey], NDArray[np.int32]]
 """Tokens that stand for the block with this key: equal for equal keys only."""
@@ -52,6 +62,10 @@ def make_sequence(arrival: Arrival, content: NDArray[np.int32]) -> Sequence:
         band=arrival.band,
         cache_salt=bytes.fromhex(arrival.salt),
         deadline_s=arrival.deadline_s,
+        media=tuple(
+            MediaSpan(first, end, _FINGERPRINT if known else b"")
+            for first, end, known in arrival.media
+        ),
     )
     return Sequence(
         request=request,
@@ -70,11 +84,12 @@ def capture(scheduler: Scheduler) -> State:
     """Everything that a later decision may depend on. O(blocks + sequences)."""
     pool, residents = scheduler.pool, scheduler.residents
     blocks: dict[LogicalBlock, int] = {}
-    for block in pool.trie.nodes():
+    for block in (*pool.trie.nodes(), *pool.trie.offered):
         blocks[block] = len(blocks)
     for holder in residents.holders.values():
         for block in holder.blocks:
             blocks.setdefault(block, len(blocks))
+    states = _states(blocks, residents.holders.values())
     roots: dict[LogicalBlock, int] = {}
 
     def place(block: LogicalBlock | None) -> int | None:
@@ -88,10 +103,20 @@ def capture(scheduler: Scheduler) -> State:
         "passes": scheduler.passes,
         "pace": None if scheduler.pace is None else scheduler.pace.state(),
         "blocks": _rows(blocks, place),
-        "unheld": [blocks[slot.owner] for slot in pool.slots.sorted],
+        "states": [
+            [state.offset, None if state.parent is None else blocks[state.parent],
+             [holder.number for holder in state.holders],
+             [] if (s := state.slot) is None or s.allocation is None else s.allocation.addresses,
+             state.valid, state.publisher, sorted(state.origins)]
+            for state in states
+        ],
+        "unheld": [
+            blocks[owner] if (owner := slot.owner).capacity else -1 - states[owner]
+            for slot in pool.slots.sorted
+        ],
         "holders": [
             [h.number, place(h.root), place(h.chain), h.chained, [blocks[b] for b in h.blocks],
-             h.eligible]
+             h.eligible, _sibling(blocks, h), h.checkpointed, sorted(h.origins.items())]
             for h in residents.holders.values()
         ],
         "roots": [[i.tenant, salt_digest(i.salt)] for i in map(pool.trie.identity, roots)],
@@ -107,6 +132,27 @@ def capture(scheduler: Scheduler) -> State:
         ],
         "arrived": residents.order.arrived,
     }  # fmt: skip
+
+
+def _states(
+    blocks: dict[LogicalBlock, int], holders: Iterable[SequenceBlocks]
+) -> dict[LogicalBlock, int]:
+    states: dict[LogicalBlock, int] = {}
+    for holder in holders:
+        if holder.frontier is not None:
+            states[holder.frontier] = len(states)
+    for block in blocks:
+        for state in block.states:
+            states[state] = len(states)
+    return states
+
+
+def _sibling(blocks: dict[LogicalBlock, int], holder: SequenceBlocks) -> list[int] | None:
+    """None also where the source is gone: it never comes back."""
+    sibling = holder.sibling
+    if sibling is None or sibling.source not in blocks:
+        return None
+    return [blocks[sibling.source], sibling.common]
 
 
 def _rows(
@@ -127,6 +173,11 @@ def _rows(
                 block.publisher,
                 -1 if allocation is None else allocation.addresses[0],
                 [holder.number for holder in block.holders],
+                block.maker,
+                block.offered,
+                block.written,
+                sorted(block.origins) if block.origins else (),
+                [f[:8].hex() for f in block.fingerprints] if block.fingerprints else (),
             ]
         )
     return rows
@@ -210,37 +261,97 @@ def _restore_blocks(scheduler: Scheduler, state: State, key_content: KeyContent)
     def at(place: int) -> LogicalBlock:
         return blocks[place] if place >= 0 else roots[-1 - place]
 
-    for i, (offset, key, parent, valid, publisher, address, _) in enumerate(state["blocks"]):
+    for i, row in enumerate(state["blocks"]):
+        (
+            offset,
+            key,
+            parent,
+            valid,
+            publisher,
+            address,
+            _,
+            maker,
+            offered,
+            written,
+            made_of,
+            places,
+        ) = row
         block = LogicalBlock(offset, pool.block_tokens)
         block.slot = pool.slots.create(pool.block_type, block)
+        block.maker = maker
         pool.alive += 1
         blocks.append(block)
-        if parent is not None:
+        marks = tuple(bytes.fromhex(place) + _FINGERPRINT for place in places)
+        if offered:
+            trie.offer(block, at(parent), bytes(4 * offered), marks)
+        elif parent is not None:
             tokens = as_bytes(key_content(PrefixKey(bytes.fromhex(key))))
-            assert trie.insert(block, at(parent), tokens), "a block stands twice"
+            assert trie.insert(block, at(parent), tokens, marks), "a block stands twice"
         if address >= 0:
             # Keys of allocations are no part of a decision; below zero they meet no new one.
-            allocation = Allocation(-1 - i, pool.block_type, (address,))
-            pool.slots.objects.claim(allocation)
-            pool.slots.attach(block.slot, allocation)
-            block.refs += 1
-        block.valid, block.publisher = valid, publisher
+            _attach(pool, block, -1 - i, (address,))
+        block.valid, block.publisher, block.written = valid, publisher, written
+        block.origins = frozenset(made_of)
     holders: dict[int, SequenceBlocks] = {}
-    for number, root, chain, chained, held, eligible in state["holders"]:
+    for row in state["holders"]:
+        number, root, chain, chained, held, eligible, sibling, checkpointed, made_of = row
         holder = pool.enter(number, at(root))
+        if sibling is not None:
+            place, common = sibling
+            holder.sibling = Sibling(at(place), common)
+        holder.checkpointed, holder.origins = checkpointed, dict(made_of)
         holder.chain = None if chain is None else at(chain)
         holder.chained, holder.eligible = chained, eligible
         holder.blocks = [blocks[i] for i in held]
         holders[number] = residents.holders[number] = holder
     for block, fields in zip(blocks, state["blocks"], strict=True):
-        for number in fields[-1]:
+        for number in fields[6]:
             block.holders[holders[number]] = None
             block.refs += 1
+    states = [
+        _restore_state(pool, i, row, blocks, holders) for i, row in enumerate(state["states"])
+    ]
     unheld: list[int] = state["unheld"]
     for i in unheld:
-        slot = blocks[i].slot
+        slot = (blocks[i] if i >= 0 else states[-1 - i]).slot
         assert slot is not None
+        if slot.listed:  # a checkpoint, when it was attached
+            pool.slots.sorted.remove(slot)
         pool.slots.sorted.add(slot)
+
+
+def _restore_state(
+    pool: LogicalBlockPool,
+    index: int,
+    row: list[Any],
+    blocks: list[LogicalBlock],
+    holders: dict[int, SequenceBlocks],
+) -> LogicalBlock:
+    place: int | None = row[1]
+    position, _, numbers, addresses, valid, publisher, made_of = row
+    if place is None:
+        (number,) = numbers
+        state = holders[number].frontier
+        assert state is not None, "a state of a model that has none"
+        state.offset = position
+    else:
+        state = pool.make_checkpoint(position)
+    if addresses:
+        _attach(pool, state, -1 - len(blocks) - index, tuple(addresses))
+    if place is not None:
+        pool.attach_state(blocks[place], state)
+    state.valid, state.publisher, state.origins = valid, publisher, frozenset(made_of)
+    return state
+
+
+def _attach(
+    pool: LogicalBlockPool, block: LogicalBlock, key: int, addresses: tuple[int, ...]
+) -> None:
+    assert block.slot is not None
+    allocation = Allocation(key, block.slot.type, addresses)
+    pool.slots.objects.claim(allocation)
+    pool.slots.attach(block.slot, allocation)
+    block.refs += 1
 
 
 def _restore_lists(scheduler: Scheduler, state: State) -> None:

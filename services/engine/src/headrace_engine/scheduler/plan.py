@@ -3,7 +3,7 @@
 Owner    engine thread
 Writes   nothing
 Never    allocates, activates, evicts
-Rules    sched.planning-is-free, sched.at-least-one-token, blocks.three-predicates
+Rules    sched.planning-is-free, sched.at-least-one-token, siblings.never-early
 Next     headrace_engine.scheduler.grant
 """
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace_engine.cache.block import LogicalBlock, SequenceBlocks
+from headrace_engine.cache.block import LogicalBlock, SequenceBlocks, Sibling
 from headrace_engine.state.sequence import SequenceColumns
 
 
@@ -29,7 +29,23 @@ class ResumePlan:
     store_from: int
     """KV below it is shared and valid: it is read, never written."""
     missing: tuple[LogicalBlock, ...]
-    """Blocks of the known context without memory, in position order."""
+    """What lacks memory: the frontier, then blocks of the known context in position order."""
+
+
+class Way(NamedTuple):
+    """One way to go on: where, and what has to be copied before."""
+
+    begin: int
+    """Position of the first token to compute."""
+    sibling: LogicalBlock | None = None
+    """Its beginning is copied into the sequence's block at the same place."""
+    state: LogicalBlock | None = None
+    """The checkpoint that is copied into the frontier."""
+
+    @property
+    def sources(self) -> tuple[LogicalBlock, ...]:
+        """What is copied from, and must keep its memory in this pass."""
+        return tuple(block for block in (self.sibling, self.state) if block is not None)
 
 
 def plan_resume(
@@ -64,7 +80,69 @@ def plan_resume(
         for b in holder.blocks[:needed]
         if (held := b.slot) is None or held.allocation is None or b in lost
     )
+    frontier = holder.frontier
+    if frontier is not None and (not frontier.allocated or frontier in lost):
+        missing = (frontier, *missing)
     return ResumePlan(min(resume, upper), store_from, missing)
+
+
+def resume_ways(
+    holder: SequenceBlocks, plan: ResumePlan, *, known: int, lost: Set[LogicalBlock]
+) -> list[Way]:
+    """The best way to go on, and behind it one that needs no source, for when memory is short.
+
+    A model with a recurrent state goes on where one is: at its frontier, or at a checkpoint that
+    lies within what is valid, or else at the beginning.
+    """
+    upper = known - 1
+    sibling = usable_sibling(holder, plan, lost)
+    part = 0 if sibling is None else min(plan.resume + sibling.common, upper)
+    if holder.frontier is None:
+        own = Way(plan.resume)
+        if sibling is None or part <= plan.resume:
+            return [own]
+        return [Way(part, sibling.source), own]
+    own = Way(_frontier_at(holder, plan.resume, lost))
+    best = own
+    for block in reversed(holder.blocks[: -(-plan.resume // holder.blocks[0].capacity)]):
+        if block.end <= best.begin:
+            break  # what lies before it is no better
+        best = _better(best, block, plan.resume, lost, None)
+    if sibling is not None:
+        best = _better(best, sibling.source, part, lost, sibling.source)
+    return [best, own] if best.sources else [own]
+
+
+def usable_sibling(
+    holder: SequenceBlocks, plan: ResumePlan, lost: Set[LogicalBlock]
+) -> Sibling | None:
+    """The holder's sibling, as far as earlier passes wrote it, if the sequence goes on there."""
+    sibling = holder.sibling
+    if sibling is None or sibling.source.offset != plan.resume or sibling.source in lost:
+        return None
+    common = min(sibling.common, sibling.source.extent)
+    return Sibling(sibling.source, common) if common else None
+
+
+def _frontier_at(holder: SequenceBlocks, upper: int, lost: Set[LogicalBlock]) -> int:
+    """Position at which the frontier can go on; 0: it begins anew."""
+    frontier = holder.frontier
+    if frontier is None or not frontier.valid or frontier in lost or frontier.offset > upper:
+        return 0
+    return frontier.offset
+
+
+def _better(
+    best: Way,
+    block: LogicalBlock,
+    upper: int,
+    lost: Set[LogicalBlock],
+    sibling: LogicalBlock | None,
+) -> Way:
+    for state in block.states:
+        if best.begin < state.offset <= upper and state not in lost:
+            best = Way(state.offset, sibling, state)
+    return best
 
 
 class Decodes(NamedTuple):

@@ -39,6 +39,25 @@ def prefill_share(*, budget: int, contenders: int, block_tokens: int) -> int:
     return max(budget // 2, min(budget, block_tokens))
 
 
+def worth_waiting(*, gain: int, work: int, block_tokens: int) -> bool:
+    """Whether to wait a pass for ``gain`` tokens that another computes just now, of ``work``.
+
+    Only for most of the work, and for more than half a block: else the wait costs more than it saves.
+    """
+    return 2 * gain > max(work, block_tokens)
+
+
+def publication_end(*, begin: int, end: int, boundary: int, due: int, block_tokens: int) -> int:
+    """Where a chunk of a model with a recurrent state stops, so that the state there can be kept.
+
+    At ``boundary`` if the chunk passes it, else at its last block boundary, if that is ``due``.
+    """
+    if begin < boundary < end:
+        return boundary
+    aligned = end // block_tokens * block_tokens
+    return aligned if aligned > begin and aligned >= due else end
+
+
 def may_take_row(taker: Rank, victim: Rank) -> bool:
     """Whether a waiting ``taker`` may have the row of ``victim``, which runs.
 

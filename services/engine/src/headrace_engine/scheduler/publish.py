@@ -3,14 +3,17 @@
 Owner    engine thread
 Writes   the trie, LogicalBlock.valid
 Never    allocates
-Rules    cache.index-while-decoding, cache.poison-spreads, blocks.stop-at-first-private
+Rules    cache.index-while-decoding, cache.poison-spreads, blocks.stop-at-first-private, siblings.kept
 Next     headrace_engine.scheduler.commit
 """
 
 from __future__ import annotations
 
-from headrace_engine.cache.block import LogicalBlock, SequenceBlocks, as_bytes
+from collections.abc import Iterable
+
+from headrace_engine.cache.block import NOBODY, LogicalBlock, SequenceBlocks, as_bytes
 from headrace_engine.cache.logical_pool import LogicalBlockPool
+from headrace_engine.scheduler.admit import comparable, marks_in
 from headrace_engine.state.sequence import Sequence
 
 
@@ -18,18 +21,61 @@ def publish_complete(
     pool: LogicalBlockPool, holder: SequenceBlocks, sequence: Sequence, written: int
 ) -> None:
     """Indexes blocks whose tokens are all known and whose KV lies below ``written``."""
-    size, chained = pool.block_tokens, holder.chained
+    size, chained, media = pool.block_tokens, holder.chained, sequence.request.media
     end = chained * size + size
     while end <= written and end <= sequence.length and holder.chain is not None:
         if not holder.blocks[chained].valid:
             return
-        pool.index_next(holder, as_bytes(sequence.tokens[end - size : end]))
+        marks = marks_in(media, end - size, end) if media else ()
+        pool.index_next(holder, as_bytes(sequence.tokens[end - size : end]), marks)
         chained, end = chained + 1, end + size
+
+
+def keep_tail(
+    pool: LogicalBlockPool,
+    holder: SequenceBlocks,
+    sequence: Sequence,
+    written: int,
+    *,
+    generated: bool,
+) -> None:
+    """Of a sequence that leaves: its last block, which is not full, stays offered, with what was
+    ``generated`` there or without. Unless another is there that has all of it.
+    """
+    chained = holder.chained
+    if holder.chain is None or chained >= len(holder.blocks) or not holder.blocks[chained].valid:
+        return
+    block = holder.blocks[chained]
+    end, _ = comparable(sequence.request.media, block.offset, min(written, sequence.length))
+    own = end - block.offset if generated else 0
+    count = max(own, block.offered)
+    if not count:
+        return
+    tokens = as_bytes(sequence.tokens[block.offset : block.offset + count])
+    marks = marks_in(sequence.request.media, block.offset, block.offset + count)
+    found = pool.closest(holder, holder.chain, tokens, marks, block)
+    if found is not None and found[1] == count and _replaces(found[0], block, count):
+        if block.offered:
+            pool.withdraw(block)
+    elif own > block.offered:
+        if block.offered:
+            pool.withdraw(block)
+        pool.offer(holder, tokens, marks)
+        block.written = own
+
+
+def _replaces(other: LogicalBlock, block: LogicalBlock, count: int) -> bool:
+    return other.extent >= count and len(other.states) >= len(block.states)
 
 
 def mark_produced(holder: SequenceBlocks, begin: int, end: int, block_tokens: int) -> None:
     """Blocks that this pass writes become valid; an indexed one only when it is covered fully."""
+    origins = frozenset(holder.origins) if holder.origins else NOBODY
     for block in holder.blocks[begin // block_tokens : -(-end // block_tokens)]:
+        if block.offered:
+            block.written = max(block.written, min(block.offered, end - block.offset))
+        if origins and not (block.indexed and block.valid):
+            block.origins = origins
         if not block.valid and (block.end <= end or not block.indexed):
             block.valid = True
             block.publisher = holder.number
@@ -37,17 +83,40 @@ def mark_produced(holder: SequenceBlocks, begin: int, end: int, block_tokens: in
                 other.changed = True
 
 
-def invalidate_published(pool: LogicalBlockPool, holder: SequenceBlocks) -> dict[int, int]:
+def adopt(
+    holder: SequenceBlocks, source: LogicalBlock, position: int, resident: Iterable[int]
+) -> None:
+    """The sequence goes on, from ``position``, with what it copied from ``source``."""
+    for number in (source.publisher, *source.origins):
+        if number in resident and number != holder.number:
+            holder.origins[number] = min(position, holder.origins.get(number, position))
+
+
+def invalidate_published(
+    pool: LogicalBlockPool, holder: SequenceBlocks, holders: Iterable[SequenceBlocks]
+) -> dict[int, int]:
     """What this sequence computed is not to be trusted, nor anything made from it.
 
-    Returns, for every other sequence that holds such a block, the first position it lost.
+    ``holders`` are all there are. Returns, for every other sequence that has such content, the
+    first position it lost.
     """
-    poisoned = dict.fromkeys(b for b in holder.blocks if b.publisher == holder.number)
+    number = holder.number
+    cuts = {
+        other.number: other.origins[number]
+        for other in holders
+        if number in other.origins and other is not holder
+    }
+    poisoned = dict.fromkeys(b for b in holder.blocks if b.publisher == number)
+    for other in holders:
+        if other.number in cuts:
+            poisoned |= dict.fromkeys(b for b in other.blocks if number in b.origins)
     # A node is inserted after its parent, so one look in order of insertion finds all descendants.
-    for node in pool.trie.nodes():
-        if node.publisher == holder.number or node.parent in poisoned:
+    for node in (*pool.trie.nodes(), *pool.trie.offered):
+        if node.publisher == number or node.parent in poisoned or number in node.origins:
             poisoned[node] = None
-    cuts: dict[int, int] = {}
+        for state in node.states:
+            if state.publisher == number or number in state.origins:
+                pool.slots.objects.free(pool.unpin(state))
     for block in poisoned:
         for other in block.holders:
             if other is not holder:

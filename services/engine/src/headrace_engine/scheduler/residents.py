@@ -19,7 +19,7 @@ from headrace_engine.cache.logical_pool import LogicalBlockPool
 from headrace_engine.cache.trie import RootIdentity
 from headrace_engine.scheduler.grant import Claimant, Claimants
 from headrace_engine.scheduler.order import TotalOrder, WaitingLine
-from headrace_engine.scheduler.publish import publish_complete
+from headrace_engine.scheduler.publish import keep_tail, publish_complete
 from headrace_engine.scheduler.reasons import ReasonBook
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.state.sequence import Sequence, SequenceColumns, Status
@@ -31,6 +31,7 @@ class Counters:
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    copied_tokens: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
     recomputed_tokens: int = 0
@@ -142,6 +143,12 @@ class Residents:
             for sequence in gone:
                 self._release(sequence, now_s)
         return gone
+
+    def publishable(self, sequence: Sequence, written: int) -> int:
+        """Positions, of the first ``written``, that may stay in the cache."""
+        if self._settings.cache_generation == "none":
+            return min(written, sequence.prompt_tokens)
+        return written
 
     # moves
 
@@ -308,11 +315,17 @@ class Residents:
         holder = self.holders.pop(sequence.number, None)
         if holder is not None:
             if holder.blocks and self._settings.prefix_cache:
-                publish_complete(self.pool, holder, sequence, written)
+                self._publish_last(holder, sequence, written)
             self.pool.leave(holder)
         self.reasons.forget(sequence.number)
         self.order.leave(sequence)
         del self.sequences[sequence.number]
+
+    def _publish_last(self, holder: SequenceBlocks, sequence: Sequence, written: int) -> None:
+        may = self.publishable(sequence, written)
+        publish_complete(self.pool, holder, sequence, may)
+        generated = self._settings.cache_generation == "all"
+        keep_tail(self.pool, holder, sequence, may, generated=generated)
 
     def _free_slot(self, sequence: Sequence) -> None:
         slot = sequence.slot

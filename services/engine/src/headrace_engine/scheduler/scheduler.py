@@ -27,12 +27,20 @@ from headrace_engine.scheduler.grant import Grants
 from headrace_engine.scheduler.journal import Journal, Origin
 from headrace_engine.scheduler.journal_state import capture
 from headrace_engine.scheduler.pace import Pace
-from headrace_engine.scheduler.plan import Decodes, ResumePlan, plan_continue, plan_resume
+from headrace_engine.scheduler.plan import (
+    Decodes,
+    ResumePlan,
+    Way,
+    plan_continue,
+    plan_resume,
+    resume_ways,
+)
 from headrace_engine.scheduler.policy import (
     chunk_end,
     may_take_row,
     prefill_budget,
     prefill_share,
+    worth_waiting,
 )
 from headrace_engine.scheduler.publish import invalidate_published
 from headrace_engine.scheduler.reasons import Reason
@@ -87,7 +95,7 @@ class Scheduler:
         """Of waiting sequences, by number."""
         self.journal = journal
         if journal is not None:
-            self.pool.named = journal.named
+            self.pool.named, self.pool.likened = journal.named, journal.likened
             origin = Origin(settings, block_bytes, weights_version, kv_dtype)
             journal.open(origin, self.passes, partial(capture, self))
 
@@ -117,7 +125,8 @@ class Scheduler:
         self._plans.pop(sequence.number, None)
         self.residents.end(sequence, now_s)
         holder.chain = None
-        for number, cut in invalidate_published(self.pool, holder).items():
+        holders = self.residents.holders.values()
+        for number, cut in invalidate_published(self.pool, holder, holders).items():
             other = self.residents.sequences[number]
             if other.status is Status.RUNNING:
                 self.residents.pause(other, now_s, trusted=cut)
@@ -187,7 +196,7 @@ class Scheduler:
             for sequence in islice(residents.waiting, settings.plan_window):
                 holder = residents.hold(sequence)
                 if not holder.blocks:
-                    admit_prompt(self.pool, holder, sequence, prefix_cache=settings.prefix_cache)
+                    admit_prompt(self.pool, holder, sequence, settings)
                 create_missing_blocks(self.pool, holder, sequence.length)
 
     def _grant_decodes(self, grants: Grants) -> tuple[Decodes, list[tuple[Sequence, LogicalBlock]]]:
@@ -266,13 +275,32 @@ class Scheduler:
             lost=grants.lost,
             first_block=begin // size,
         )
-        begin = max(begin, plan.resume)
+        way = Way(begin)
+        if holder.frontier is None:  # where a state is needed, others' blocks do not advance it
+            way = resume_ways(holder, plan, known=sequence.length, lost=grants.lost)[0]
+            way = way if way.begin > begin else Way(begin)
         share = prefill_share(budget=budget, contenders=contenders, block_tokens=size)
-        end = chunk_end(begin=begin, context=sequence.length, budget=share, block_tokens=size)
-        if end <= begin or grants.check_producers(holder, begin, end) is not None:
+        chunk = self._chunk(sequence, way, plan, share, starts=False)
+        if chunk is None or grants.check_producers(holder, way.begin, chunk.end) is not None:
             return None
-        grants.set_producers(holder, begin, end)
-        return Chunk(sequence, begin, end, plan.store_from, starts=False)
+        grants.kept.update(way.sources)
+        grants.set_producers(holder, way.begin, chunk.end)
+        return chunk
+
+    def _chunk(
+        self, sequence: Sequence, way: Way, plan: ResumePlan, budget: int, *, starts: bool
+    ) -> Chunk | None:
+        """A chunk that begins as ``way`` says. None: the budget reaches no boundary."""
+        begin = way.begin
+        end = chunk_end(
+            begin=begin,
+            context=sequence.length,
+            budget=budget,
+            block_tokens=self.settings.block_tokens,
+        )
+        if end <= begin:
+            return None
+        return Chunk(sequence, begin, end, plan.store_from, way, starts)
 
     def _grant_waiting(
         self, grants: Grants, chunks: list[Chunk], budget: int, contenders: int, now_s: float
@@ -289,28 +317,65 @@ class Scheduler:
                 break
             holder = residents.holders[sequence.number]
             plan = self._plan_waiting(grants, holder, sequence)
+            ways = resume_ways(holder, plan, known=sequence.length, lost=grants.lost)
             share = prefill_share(budget=budget, contenders=contenders, block_tokens=size)
-            begin = plan.resume
-            end = chunk_end(begin=begin, context=sequence.length, budget=share, block_tokens=size)
-            if end <= begin:
+            chunk = self._chunk(sequence, ways[0], plan, share, starts=True)
+            if chunk is None:
                 residents.reasons.name(sequence.number, Reason.TOKEN_BUDGET, now_s)
                 break
             contenders -= 1
-            producer = grants.check_producers(holder, begin, end)
+            producer = self._awaited(grants, holder, plan, chunk)
             if producer is not None:
                 residents.counters.deferrals += 1
                 residents.reasons.name(sequence.number, Reason.PRODUCER, now_s, producer)
                 continue
-            short = grants.take_all(residents.claimant(sequence), plan.missing)
+            short = self._take(grants, plan, ways, chunk, share)
             if short:
                 residents.reasons.name(sequence.number, Reason.BLOCKS, now_s, short)
                 break
-            grants.set_producers(holder, begin, end)
-            chunks.append(Chunk(sequence, begin, end, plan.store_from, starts=True))
+            grants.set_producers(holder, chunk.begin, chunk.end)
+            chunks.append(chunk)
             del self._plans[sequence.number]
-            budget -= end - begin
+            budget -= chunk.end - chunk.begin
             slots -= 1
         return budget
+
+    def _awaited(
+        self, grants: Grants, holder: SequenceBlocks, plan: ResumePlan, chunk: Chunk
+    ) -> int | None:
+        """Who computes in this pass what the chunk would compute: the next pass finds it."""
+        producer = grants.check_producers(holder, chunk.begin, chunk.end)
+        if producer is not None:
+            return producer
+        sibling = holder.sibling
+        if sibling is None or sibling.source.offset != plan.resume:
+            return None
+        producer = grants.producer(sibling.source)
+        gain = min(plan.resume + sibling.common, chunk.sequence.length - 1) - chunk.begin
+        work, size = chunk.end - chunk.begin, self.settings.block_tokens
+        if not worth_waiting(gain=gain, work=work, block_tokens=size):
+            return None
+        return producer
+
+    def _take(
+        self, grants: Grants, plan: ResumePlan, ways: list[Way], chunk: Chunk, share: int
+    ) -> int:
+        """Memory for a chunk that starts; without copying when there is none for both.
+
+        Returns how many blocks it is short of.
+        """
+        claimant = self.residents.claimant(chunk.sequence)
+        short = grants.take_all(claimant, plan.missing, keep=ways[0].sources)
+        if not short or len(ways) == 1:
+            return short
+        other = self._chunk(chunk.sequence, ways[1], plan, share, starts=True)
+        holder = self.residents.holders[chunk.sequence.number]
+        if other is None or grants.check_producers(holder, other.begin, other.end) is not None:
+            return short
+        short = grants.take_all(claimant, plan.missing)
+        if not short:
+            chunk.way, chunk.begin, chunk.end = other.way, other.begin, other.end
+        return short
 
     def _make_row_free(self, grants: Grants, sequence: Sequence) -> bool:
         """Whether a row will soon be free for it: the last in rank of a lesser band gives up its own."""
@@ -347,7 +412,7 @@ class Scheduler:
         for chunk in chunks:
             if budget < 1:
                 return
-            if chunk.generating or chunk.sequence.number in grants.paused:
+            if chunk.generating or chunk.stops or chunk.sequence.number in grants.paused:
                 continue
             holder = self.residents.holders[chunk.sequence.number]
             end = chunk_end(

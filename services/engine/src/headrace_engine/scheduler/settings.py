@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,17 @@ class SchedulerSettings:
     phases: int = 2
     """1: each batch is awaited. 2: one batch is planned while another runs."""
     prefix_cache: bool = True
+    cache_prompt: Literal["all", "auto"] = "all"
+    """all: others may also copy the prompt's last block, which is not full, and a recurrent state is
+    kept at the prompt's end. auto: only where that block has a part of an image."""
+    cache_generation: Literal["all", "auto", "none"] = "all"
+    """What of the generated tokens stays in the cache. all: also the last block, which is not full,
+    and the recurrent state there. auto: full blocks. none: nothing."""
+    cache_prompt_boundary_skip: int = 1
+    """Tokens before the prompt's end at which a recurrent state is kept: a prompt that is repeated
+    begins there."""
+    cache_checkpoint_interval: int = 4096
+    """Tokens between two kept recurrent states of one sequence, at least."""
     plan_window: int = 32
     """Waiting sequences looked at in one pass."""
     quantum_passes: int = 16
@@ -57,10 +69,18 @@ class SchedulerSettings:
             "pool_blocks": self.pool_blocks,
             "plan_window": self.plan_window,
             "quantum_passes": self.quantum_passes,
+            "cache_prompt_boundary_skip": self.cache_prompt_boundary_skip,
+            "cache_checkpoint_interval": self.cache_checkpoint_interval,
         }
         for name, value in counts.items():
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
+        if self.cache_prompt not in ("all", "auto"):
+            raise ValueError(f"cache_prompt is {self.cache_prompt!r}, not all or auto")
+        if self.cache_generation not in ("all", "auto", "none"):
+            raise ValueError(
+                f"cache_generation is {self.cache_generation!r}, not all, auto or none"
+            )
         if self.phases not in (1, 2):
             raise ValueError(f"phases is {self.phases}; it must be 1 or 2")
         if self.prefill_chunk_tokens < self.block_tokens:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace_engine.state.request import MediaSpan
+
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 UInt64 = NDArray[np.uint64]
@@ -59,6 +61,12 @@ class SlotStart:
     prompt_tokens: int
     choice: int
     sampling: SlotSampling
+    media: tuple[MediaSpan, ...] = ()
+    """Where images stand in the prompt."""
+    state: tuple[int, ...] = ()
+    """Byte offsets in the region of the parts of the sequence's recurrent state, where the model has
+    one: the device reads it there before a row's first position and leaves it there after its last.
+    A row that begins at position 0 begins with an empty state, whatever lies there."""
 
 
 @dataclass(frozen=True, slots=True)

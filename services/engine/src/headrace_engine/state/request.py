@@ -10,7 +10,7 @@ Next     headrace_engine.intake.gateway
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import Final, NewType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,22 @@ class Sampling:
     """None: not wanted. 0: of the chosen token. n: of the n most likely besides."""
 
 
+FINGERPRINT_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpan:
+    """Where an image or another media item stands in a prompt, and what it is."""
+
+    first: int
+    """Position of its first placeholder token."""
+    end: int
+    """Position after its last."""
+    fingerprint: bytes
+    """Digest of content, kind and preprocessing: ``FINGERPRINT_BYTES``, or empty, which is equal to
+    nothing, not even to itself: blocks with it are not shared."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One accepted entry. The engine makes ``n`` sequences of it.
@@ -77,3 +93,5 @@ class Request:
     """Per choice, tokens that an earlier attempt delivered. They are prefilled, never decided again."""
     finished: frozenset[int] = frozenset()
     """Choices that had ended in an earlier attempt: no sequence is made for them."""
+    media: tuple[MediaSpan, ...] = ()
+    """In order of position, apart from each other, inside the prompt."""

@@ -1,0 +1,39 @@
+"""Copies of cache objects inside the region, as the executor wants them.
+
+Owner    engine thread
+Writes   nothing
+Never    looks at bytes; decides what is copied
+Rules    blocks.bytes-are-opaque, siblings.copied-before
+Next     headrace_engine.scheduler.commit
+"""
+
+from __future__ import annotations
+
+from headrace_engine.cache.block import LogicalBlock
+from headrace_engine.cache.logical_pool import LogicalBlockPool
+from headrace_engine.state.batch import ResolvedCopy
+
+
+def resolve_copy(
+    pool: LogicalBlockPool, source: LogicalBlock, target: LogicalBlock
+) -> list[ResolvedCopy]:
+    """One copy for each part. Both have memory, of the same type."""
+    assert source.slot is not None
+    assert target.slot is not None
+    assert source.slot.type == target.slot.type, "a copy between objects of two types"
+    return [
+        ResolvedCopy(at, to, size)
+        for at, to, size in zip(
+            addresses_of(source),
+            addresses_of(target),
+            pool.slots.objects.sizes(source.slot.type),
+            strict=True,
+        )
+    ]
+
+
+def addresses_of(block: LogicalBlock) -> tuple[int, ...]:
+    """Byte offsets of the parts of what has memory."""
+    assert block.slot is not None
+    assert block.slot.allocation is not None, "it has no memory"
+    return block.slot.allocation.addresses
