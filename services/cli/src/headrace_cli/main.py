@@ -176,6 +176,19 @@ def why(
 
 
 @app.command()
+def fetch(
+    model: Annotated[str, typer.Argument(help="hf://org/name@revision, or as for `serve`.")],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every file again, and not its size alone.")
+    ] = False,
+) -> None:
+    """Bring a model here: downloaded, resumed where it was broken off, and proved whole."""
+    from headrace_cli import fetch as command
+
+    command.run(model, verify=verify)
+
+
+@app.command()
 def verify(
     model: Annotated[str | None, typer.Option(help="[default: the first.]")] = None,
     max_tokens: Annotated[int, typer.Option(min=8, help="Of the stream that is read.")] = 48,

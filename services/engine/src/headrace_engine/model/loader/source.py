@@ -74,19 +74,30 @@ def _in_package(model: str) -> Path:
     raise ModelRejected(f"{model}: {folders[0]} holds no {match['file']}")
 
 
-def _in_hub_cache(model: str) -> Path:
+def hub_name(model: str) -> tuple[str, str]:
+    """``org/name`` and revision of an ``hf://`` model. Raises ModelRejected."""
     match = _HUB.fullmatch(model)
     if match is None:
         raise ModelRejected(f"{model}: expected hf://org/name@revision")
-    folder = _hub_cache() / f"models--{match['org']}--{match['name']}"
-    revision = match["revision"] or "main"
+    return f"{match['org']}/{match['name']}", match["revision"] or "main"
+
+
+def hub_repository(model: str) -> Path:
+    """The folder of an ``hf://`` model in the local cache, whether there is one or not."""
+    name, _ = hub_name(model)
+    return _hub_cache() / f"models--{name.replace('/', '--')}"
+
+
+def _in_hub_cache(model: str) -> Path:
+    _, revision = hub_name(model)
+    folder = hub_repository(model)
     reference = folder / "refs" / revision
     commit = reference.read_text().strip() if reference.is_file() else revision
     path = folder / "snapshots" / commit
     if not path.is_dir():
         raise ModelRejected(
             f"{model}: not in the local cache ({path}); download it first, for example with"
-            f" `hf download {match['org']}/{match['name']} --revision {revision}`"
+            f" `headrace fetch {model}`"
         )
     return path
 
