@@ -73,6 +73,7 @@ async def logged(client: WireClient, request: str) -> list[int]:
     return [token for _, entry in entries for token in entry.tokens]
 
 
+@pytest.mark.case("BR-29")
 async def test_a_killed_engine_is_continued_at_the_next_token(
     server: RedisServer, start: Start
 ) -> None:
@@ -115,6 +116,7 @@ async def test_a_restarted_engine_of_a_sole_name_waits_for_no_lease(
         assert await logged(client, "r1") == out.tokens[1]
 
 
+@pytest.mark.case("BR-28")
 async def test_an_engine_that_wakes_after_its_lease_changes_nothing(
     server: RedisServer, start: Start
 ) -> None:
@@ -195,6 +197,7 @@ async def test_a_server_that_turns_read_only_for_a_while_costs_no_token_and_no_f
     assert out.tokens[1] == echoed(1, 0, 1200)
 
 
+@pytest.mark.case("BR-28")
 async def test_a_request_that_waits_inside_an_engine_longer_than_its_lease_runs_once(
     server: RedisServer, start: Start
 ) -> None:
@@ -247,6 +250,7 @@ async def test_what_an_empty_server_lost_continues_when_it_is_submitted_again(
     assert out.tokens[2] == delivered + echoed(2, len(delivered), 600)
 
 
+@pytest.mark.case("BR-29")
 async def test_a_request_that_kills_engines_ends_in_the_dead_letters_and_others_are_served(
     server: RedisServer, start: Start
 ) -> None:
@@ -279,6 +283,7 @@ async def test_a_request_that_kills_engines_ends_in_the_dead_letters_and_others_
         await redis.close()
 
 
+@pytest.mark.case("BR-29")
 async def test_entries_that_nobody_can_read_are_buried_and_hold_nothing_up(
     server: RedisServer, start: Start
 ) -> None:

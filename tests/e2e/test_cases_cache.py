@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 from support.api import ALPHABET_PROMPT, Api, Body, check_error
 from support.idle import check_idle
-from support.served import ServedStack, StartStack, served_stack
+from support.served import ServedStack, StartStack, headrace, served_stack
 
 BLOCK = 16
 """Tokens of a block, as the default settings have it."""
@@ -97,6 +99,22 @@ def test_another_salt_or_another_beginning_hits_nothing(api: Api) -> None:
     assert all(cached(answer) == 9 * BLOCK for answer in again)
     other = api.completion({**body, "prompt": [RED, *prompt[1:]], "cache_salt": "salt a"}).json()
     assert cached(other) == 0
+
+
+@pytest.mark.case("BR-21")
+def test_a_tenant_and_a_salt_of_the_same_name_share_nothing(api: Api) -> None:
+    command = headrace("keys", "create", "--name=other", "--tenant=acme")
+    environ = api.stack.environ
+    made = subprocess.run(command, capture_output=True, text=True, env=environ, check=True)
+    body: Body = {"prompt": [HELLO, 28] * (5 * BLOCK), "temperature": 0, "max_tokens": 2}
+    answers: list[dict[str, Any]] = []
+    with Api(replace(api.stack, key=made.stdout.strip())) as tenant:
+        for asks, more in ((api, {}), (api, {"cache_salt": "acme"}), (tenant, {})):
+            answers.append(asks.completion({**body, **more}).json())
+        again = tenant.completion(dict(body)).json()
+    assert [cached(answer) for answer in answers] == [0, 0, 0]
+    assert cached(again) == 9 * BLOCK
+    assert len({answer["choices"][0]["text"] for answer in [*answers, again]}) == 1
 
 
 @pytest.fixture(scope="module")
@@ -251,3 +269,38 @@ def test_a_long_prompt_stops_neither_streams_nor_newcomers(api: Api, stack: Serv
     assert order.index("C") < order.index("B")
     before_long = order[: order.index("B")].count("A")
     assert before_long >= 10, "the running stream stood still while the long prompt was read"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.case("BR-22")
+def test_short_prompts_that_keep_coming_do_not_keep_a_long_one_out(stack: ServedStack) -> None:
+    small: Body = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+    large: Body = {
+        "prompt": [HELLO, RED, 28] * 200,
+        "max_tokens": 4,
+        "temperature": 0,
+        "cache_salt": "kept out",
+    }
+    done = threading.Event()
+    with Api(stack, timeout_s=300) as api, ThreadPoolExecutor(4) as threads:
+        expected = api.text(small)
+
+        def ask() -> int:
+            """Short requests, one after the other, until the long one is answered."""
+            count = 0
+            while not done.is_set() and count < 2000:
+                salt = f"{threading.get_ident()} {count}"
+                assert api.text({**small, "cache_salt": salt}) == expected
+                count += 1
+            return count
+
+        short = [threads.submit(ask) for _ in range(2)]
+        try:
+            answer = api.completion(large)
+        finally:
+            done.set()
+        counts = [each.result() for each in short]
+        assert answer.status_code == 200, answer.text
+        assert all(0 < count < 2000 for count in counts), counts
+        assert answer.json()["choices"][0]["text"] == api.text({**large, "cache_salt": "alone"})

@@ -56,6 +56,26 @@ def test_cancel_ends_a_request_that_others_read(stack: ServedStack) -> None:
     assert "HTTP 404" in run(stack, "cancel", "cmpl-nobody", code=1).stderr
 
 
+def test_live_requests_are_listed_and_explained(stack: ServedStack) -> None:
+    body = {"model": stack.model, "prompt": "Once", "max_tokens": 3000, "ignore_eos": True}
+    with stack.client() as client:
+        with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
+            request = stream.headers["x-headrace-request-id"]
+            lines = stream.iter_lines()  # kept: without a reader the stream would be closed
+            next(lines)
+            (line,) = [line for line in run(stack, "ps").stdout.splitlines() if request in line]
+            assert line.split()[1:4] == [stack.model, "running", "running"]
+            said = run(stack, "why", request).stdout
+            assert said.startswith("running: running, ")
+            assert "engine: engine-" in said
+        end = time.monotonic() + 20
+        while "finished: finished" not in (said := run(stack, "why", request).stdout):
+            assert time.monotonic() < end, said
+    assert "It has ended: cancelled." in said
+    assert request not in run(stack, "ps").stdout
+    assert "HTTP 404" in run(stack, "why", "cmpl-nobody", code=1).stderr
+
+
 def status_of(stack: ServedStack, key: str) -> int:
     headers = {"Authorization": f"Bearer {key}"}
     return httpx.get(f"{stack.url}/v1/models", headers=headers, trust_env=False).status_code
