@@ -60,6 +60,7 @@ def containers(timings: Timings) -> Generator[Daemon]:
         timings("container engine and base images", time.monotonic() - began)
         yield daemon
     finally:
+        daemon.tidy()
         if started:
             daemon.down()
             assert not daemon.leftovers()

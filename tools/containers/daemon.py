@@ -30,6 +30,7 @@ from containers.cache import CACHE, STATE, say, told
 
 _START_S: Final = 60.0
 _STOP_S: Final = 60.0
+_BUILD_CACHE_BYTES: Final = 8_000_000_000
 _CLAMP: Final = Path(__file__).with_name("runc-clamp")
 _BRIDGE: Final = "headrace-ci0"
 _ADDRESS: Final = "172.30.0.1/24"
@@ -115,6 +116,12 @@ class Daemon:
                     self._empty()
                     self._stop()
             self._sweep()
+
+    def tidy(self) -> None:
+        """Drops images that have lost their name, and the oldest of a large build cache."""
+        self.docker("image", "prune", "--force", timeout_s=300)
+        keep = ("--keep-storage", str(_BUILD_CACHE_BYTES))
+        self.docker("builder", "prune", "--force", *keep, timeout_s=300)
 
     def leftovers(self) -> list[str]:
         """Processes, mounts, bridges and firewall chains of an engine that has been stopped."""
