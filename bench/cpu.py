@@ -331,9 +331,18 @@ MATCHES: Final[dict[Dtype, dict[str, tuple[str, Sequence[str]]]]] = {
 
 
 def measure_dtype(
-    dtype: Dtype, options: argparse.Namespace, pythons: dict[str, str], folder: Path, floor: float
+    dtype: Dtype,
+    options: argparse.Namespace,
+    pythons: dict[str, str],
+    folder: Path,
+    read_bytes: int,
 ) -> dict[str, Any]:
-    """One section of the result, printed as it comes."""
+    """One section of the result, printed as it comes.
+
+    ``read_bytes`` is what a step reads of the weights; the bandwidth is the best of a look before
+    and one after, since both must be had at the same time as the streams.
+    """
+    bandwidth = read_bandwidth(options.threads)
     peers: dict[str, tuple[Peer, Sequence[str]]] = {}
     for name, (peer_dtype, wanted) in MATCHES[dtype].items():
         if name in pythons:
@@ -347,11 +356,14 @@ def measure_dtype(
     first_token_s = time.perf_counter() - begin
     table = measure(engine, peers, options.repeats, prompts)
     engine.close()
+    bandwidth = max(bandwidth, read_bandwidth(options.threads))
+    floor = bandwidth / read_bytes
     ours = table.medians("headrace")
     show(f"headrace {dtype}", ours)
     row: dict[str, Any] = {
         "headrace": ours,
         "headrace_per_cpu_second": table.medians("headrace", 1),
+        "bandwidth_bytes_s": round(bandwidth),
         "floor one stream": floor,
         "one stream / floor": ours["one stream"] / floor,
         "shared / distinct": ours["shared 512"] / ours["distinct"],
@@ -365,7 +377,7 @@ def measure_dtype(
         show(name, row[name])
         show("  ratio", row[f"ratios to {name}"], 2)
     print(
-        f"  one stream by bytes alone {floor:.0f} (reached {row['one stream / floor']:.2f});"
+        f"  {bandwidth / 1e9:.1f} GB/s; one stream by bytes alone {floor:.0f} (reached {row['one stream / floor']:.2f});"
         f" shared / distinct {row['shared / distinct']:.1f}; first token after"
         f" {first_token_s:.1f} s"
     )
@@ -386,11 +398,8 @@ def main() -> None:
         options.repeats = 1
     pythons = {} if options.no_peer else chosen_peers(options.peer or ["transformers"])
     weights = open_model(DEFAULT_MODEL).weights
-    bandwidth = read_bandwidth(options.threads)
     begin = time.perf_counter()
-    print(
-        f"threads {options.threads}, read bandwidth {bandwidth / 1e9:.1f} GB/s, tokens per second:"
-    )
+    print(f"{options.threads} threads, tokens per second:")
     print(f"{'':24}", *(f"{name:>12}" for name in WORKLOADS))
     result: dict[str, Any] = {
         "bench": "cpu",
@@ -399,15 +408,15 @@ def main() -> None:
         "threads": options.threads,
         "repeats": options.repeats,
         "load": os.getloadavg()[0],
-        "bandwidth_bytes_s": round(bandwidth),
     }
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         if pythons:
             write_folder(weights, folder)
         for dtype in cast("list[Dtype]", options.dtypes.split(",")):
-            floor = bandwidth / weight_bytes(weights, dtype)
-            result[dtype] = measure_dtype(dtype, options, pythons, folder, floor)
+            result[dtype] = measure_dtype(
+                dtype, options, pythons, folder, weight_bytes(weights, dtype)
+            )
     result["load_after"] = os.getloadavg()[0]
     result["wall_s"] = time.perf_counter() - begin
     print(json.dumps(result, default=float))
