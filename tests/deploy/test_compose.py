@@ -215,7 +215,7 @@ def test_afterwards_every_block_is_at_hand(project: ComposedStack, key: str) -> 
 def test_down_and_up_keep_queued_work_and_keys(
     project: ComposedStack, api: Api, key: str, timings: Timings
 ) -> None:
-    expected = api.text(STORY)
+    expected = api.stream_completion(STORY).texts[0]
     project.compose("stop", "engine")
     asked = {"model": api.stack.model, **STORY, "stream": True}
     with api.client.stream("POST", "/v1/completions", json=asked) as answer:
