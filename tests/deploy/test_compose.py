@@ -54,7 +54,12 @@ def project(
     timings: Timings,
 ) -> Generator[ComposedStack]:
     """The stack of the clone, up and healthy; gone with its volumes afterwards."""
-    environ = {"gateway": {"HEADRACE_GATEWAY_DRAIN_S": "2"}}
+    gateway = {
+        "HEADRACE_GATEWAY_DRAIN_S": "2",
+        "HEADRACE_GATEWAY_SCALE_FROM_ZERO": "true",
+        "HEADRACE_GATEWAY_LOST_ENGINE_S": "300",
+    }
+    environ = {"gateway": gateway}
     made = composed(containers, clone, tmp_path_factory.mktemp("compose"), environ)
     try:
         timings("docker compose up --wait, first time", made.up())
