@@ -22,6 +22,7 @@ from headrace_engine.cache.trie import Fold
 from headrace_engine.errors import EngineFailed
 from headrace_engine.executor.base import ExecutorLimits, ModelShape
 from headrace_engine.loop.garbage import QUIET_S, Garbage
+from headrace_engine.loop.handoff import give_way
 from headrace_engine.loop.lifecycle import Lifecycle
 from headrace_engine.loop.outputs import OutputBuilder
 from headrace_engine.loop.ranks import Ranks, SingleRank, Turn
@@ -215,7 +216,8 @@ class EngineLoop:
             self._update(batch, taken_s)
         self._tell_started(taken_s)
         self._retire(taken_s)
-        self._notify()
+        if self._notify():
+            give_way(taken_s - handed_s, runs_on=bool(self._running))
         if self._settings.audit:
             self.audit()
         if self.garbage is not None and self.garbage.pressing():
@@ -351,10 +353,12 @@ class EngineLoop:
         if gone:
             self._lifecycle.forget(gone)
 
-    def _notify(self) -> None:
+    def _notify(self) -> bool:
         outputs = self._outputs.take(self.scheduler.passes)
-        if outputs is not None and self._ranks.tells:
-            self._door.notify(outputs)
+        if outputs is None or not self._ranks.tells:
+            return False
+        self._door.notify(outputs)
+        return True
 
     def _abandon(self, failure: EngineFailed) -> None:
         """Everything resident, and everything at the door, is told that the engine failed."""
