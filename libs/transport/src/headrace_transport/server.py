@@ -166,6 +166,8 @@ class Server:
             finished = not self._address.moves or not any(map(_is_replica, answers))
         except exceptions.AuthenticationError as error:
             raise AccessDenied(f"the server refused the password: {error}") from error
+        except exceptions.NoPermissionError as error:
+            raise AccessDenied(str(error)) from error
         except (exceptions.RedisError, OSError) as error:
             self._failed_s = time.monotonic()
             # What broke this connection has most likely broken those that lie idle.

@@ -1,0 +1,91 @@
+"""Alerts and dashboards: Prometheus understands them, they name declared metrics, and they fire."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from chartgen.alerts import ALERTS
+from chartgen.dashboards import BOARDS
+from chartgen.metrics import declared, problems
+from support.chart import CHART, CI_FILES, one, rendered, tools
+
+ALERTS_FILE = CHART / "files/alerts.yaml"
+CPU = next(file for file in CI_FILES if file.name == "cpu-values.yaml")
+
+
+def promtool(*arguments: str | Path) -> str:
+    """Its output, and that it found nothing wrong."""
+    command = [str(tools() / "promtool"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_prometheus_takes_the_alerts() -> None:
+    assert f"SUCCESS: {len(ALERTS)} rules found" in promtool("check", "rules", ALERTS_FILE)
+
+
+def test_alerts_fire_when_they_should_and_not_before() -> None:
+    said = promtool("test", "rules", Path(__file__).with_name("alerts.test.yaml"))
+    assert "SUCCESS" in said
+
+
+def test_the_operators_rules_are_the_same_as_the_file() -> None:
+    spec = one(rendered(CPU), "PrometheusRule", "rel-headrace")["spec"]
+    assert spec == yaml.safe_load(ALERTS_FILE.read_text())
+
+
+def test_every_panel_is_an_expression_that_prometheus_understands(tmp_path: Path) -> None:
+    boards = [json.loads(file.read_text()) for file in (CHART / "files/dashboards").glob("*.json")]
+    assert len(boards) == len(BOARDS)
+    expressions = [
+        target["expr"]
+        for board in boards
+        for panel in board["panels"]
+        for target in panel.get("targets", [])
+    ]
+    assert len(expressions) > 50
+    rules = [
+        {"record": f"panel:{number}", "expr": filled(expr)}
+        for number, expr in enumerate(expressions)
+    ]
+    file = tmp_path / "panels.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    promtool("check", "rules", file)
+    assert not [each for expr in expressions for each in problems(expr)]
+
+
+def filled(expr: str) -> str:
+    """With Grafana's variables filled in."""
+    return expr.replace("$__rate_interval", "1m").replace("$namespace", "a")
+
+
+def test_most_of_what_is_measured_is_on_a_board() -> None:
+    shown = " ".join(expr for board in BOARDS for _, expr in board.expressions)
+    missing = [name for name in declared() if not re.search(rf"\b{name}(_bucket)?\b", shown)]
+    assert len(missing) < len(declared()) * 0.3, missing
+
+
+@pytest.mark.parametrize(
+    ("expr", "words"),
+    [
+        ("rate(headrace_gateway_request_total[5m])", "is not declared"),
+        ("headrace_gateway_request_seconds", "is not declared"),
+        ('headrace_gateway_cancels_total{reason="x"}', "has no label reason"),
+    ],
+)
+def test_a_name_that_nobody_declares_is_found(expr: str, words: str) -> None:
+    assert words in " ".join(problems(expr))
+
+
+def test_dashboards_reach_the_cluster_whole() -> None:
+    for board in BOARDS:
+        made = one(rendered(CPU), "ConfigMap", f"rel-headrace-{board.uid}")
+        assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
+        (content,) = made["data"].values()
+        assert json.loads(content)["uid"] == board.uid

