@@ -19,6 +19,7 @@ import httpx
 import pytest
 from support.following import Followed, follow
 from support.kubernetes import Cluster, Refused, Release, until
+from support.timings import Timings
 
 STREAMS = 50
 PROMPT = " ".join(map(str, range(100, 300)))
@@ -77,11 +78,8 @@ class Served:
         )
 
 
-Note = Callable[[str, float], None]
-
-
 @pytest.fixture(scope="module")
-def served(cluster: Cluster, timings: Note) -> Generator[Served]:
+def served(cluster: Cluster, timings: Timings) -> Generator[Served]:
     """The echo stack, installed once."""
     release = Release(cluster, "headrace-echo", VALUES)
     try:
@@ -159,7 +157,7 @@ def engine_figure(pod: dict[str, Any], name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-def test_the_release_passes_its_own_test(served: Served, timings: Note) -> None:
+def test_the_release_passes_its_own_test(served: Served, timings: Timings) -> None:
     began = time.monotonic()
     told = served.release.test()
     timings("helm test", time.monotonic() - began)
@@ -169,7 +167,7 @@ def test_the_release_passes_its_own_test(served: Served, timings: Note) -> None:
 
 @pytest.mark.parametrize("component", ["gateway", "engine"])
 def test_a_rolling_update_under_open_streams_loses_no_token(
-    served: Served, timings: Note, component: str
+    served: Served, timings: Timings, component: str
 ) -> None:
     before = set(served.release.names(component))
     key = "engineDefaults" if component == "engine" else component
@@ -186,7 +184,7 @@ def test_a_rolling_update_under_open_streams_loses_no_token(
 
 
 def test_an_upgrade_to_an_image_that_is_not_there_is_rolled_back(
-    served: Served, timings: Note
+    served: Served, timings: Timings
 ) -> None:
     release = served.release
     before = set(release.names("gateway"))
@@ -242,7 +240,7 @@ def _evicted(evict: Callable[[str], None], name: str) -> bool:
 
 
 def test_engines_and_gateways_scale_up_and_down_and_new_engines_take_work_at_once(
-    served: Served, timings: Note
+    served: Served, timings: Timings
 ) -> None:
     release = served.release
     until(lambda: release.ready("engine") == 2, "the engines are not up")
@@ -287,7 +285,7 @@ def _all_pods(release: Release, component: str) -> int:
     )
 
 
-def test_the_queue_is_kept_while_there_is_no_engine(served: Served, timings: Note) -> None:
+def test_the_queue_is_kept_while_there_is_no_engine(served: Served, timings: Timings) -> None:
     release = served.release
     release.scale("engine", 0)
     until(lambda: _all_pods(release, "engine") == 0, "the engines do not leave")

@@ -10,7 +10,7 @@ set -uo pipefail
 began=$SECONDS
 
 is_ours() { # PID: whether it was started by up.sh
-    tr '\0' ' ' <"/proc/$1/cmdline" 2>/dev/null | grep -qF -e "$STATE" -e "$BIN/"
+    [ -r "/proc/$1/cmdline" ] && tr '\0' ' ' <"/proc/$1/cmdline" | grep -qF -e "$STATE" -e "$BIN/"
 }
 
 end() { # NAME
@@ -35,12 +35,13 @@ iptables-save -t nat 2>/dev/null | awk '/^-A POSTROUTING .*-j CNI-/ {sub("-A", "
 iptables-save -t nat 2>/dev/null | sed -n 's/^:\(CNI-[^ ]*\) .*/\1/p' | while read -r chain; do
     iptables -t nat -F "$chain" && iptables -t nat -X "$chain"
 done
+iptables -w -D FORWARD -i $BRIDGE -o $BRIDGE -j ACCEPT 2>/dev/null
 awk -v root="$STATE/" 'index($2, root) == 1 {print $2}' /proc/mounts | sort -r | xargs -r umount
 ip -o link show master $BRIDGE 2>/dev/null | awk -F': |@' '{print $2}' | while read -r link; do
     ip link del "$link"
 done
 ip link del $BRIDGE 2>/dev/null
-find /sys/fs/cgroup -depth -type d -path '*/headrace-pods*' -exec rmdir {} + 2>/dev/null
+find /sys/fs/cgroup -depth -type d -path '/sys/fs/cgroup/*/kubepods*' -exec rmdir {} + 2>/dev/null
 while read -r place; do rm -rf "${place:?}"; done <"$STATE/made"
 rm -rf "$STATE"
 say "down in $((SECONDS - began)) s"
