@@ -6,6 +6,7 @@ interpreter that has it (`--peer vllm=/path/to/venv/bin/python`), in turn with o
 repeat. Prints medians and the ratios that docs/guides/cpu.md names; ends with one JSON line.
 
 usage: cpu.py [--quick] [--repeats 3] [--threads N] [--dtypes float32,bfloat16,packed]
+              [--within SECONDS: leaves out data types that would begin later]
               [--peer transformers|vllm|llamacpp[=PYTHON]]... [--no-peer]
 """
 
@@ -200,6 +201,29 @@ class Peer:
         return json.loads(line)
 
 
+class PeerPool:
+    """Peers by name and data type, begun when first asked for; idle ones cost nothing."""
+
+    def __init__(self, pythons: dict[str, str], folder: Path, threads: int) -> None:
+        self.pythons = pythons
+        self._folder = folder
+        self._threads = threads
+        self._peers: dict[tuple[str, str], Peer] = {}
+
+    def get(self, name: str, dtype: str) -> Peer:
+        """Begins it, which takes seconds to minutes, or finds it."""
+        if (name, dtype) not in self._peers:
+            model = str(resolve(DEFAULT_MODEL)) if name == "llamacpp" else str(self._folder)
+            peer = Peer(name, self.pythons[name], model, dtype, self._threads)
+            self._peers[name, dtype] = peer
+        return self._peers[name, dtype]
+
+    def close(self) -> None:
+        """Ends all of them."""
+        for peer in self._peers.values():
+            peer.close()
+
+
 def write_folder(weights: Weights, folder: Path) -> None:
     """The model as a folder that `transformers` and vLLM read, in float32."""
     config = weights.config
@@ -318,10 +342,7 @@ def show(name: str, found: dict[str, float], digits: int = 1) -> None:
 
 MATCHES: Final[dict[Dtype, dict[str, tuple[str, Sequence[str]]]]] = {
     "float32": {"transformers": ("float32", (*CHEAP, "shared 512"))},
-    "bfloat16": {
-        "vllm": ("bfloat16", (*CHEAP, "shared 512")),
-        "transformers": ("bfloat16", CHEAP),
-    },
+    "bfloat16": {"vllm": ("bfloat16", (*CHEAP, "shared 512"))},
     "packed": {
         "llamacpp": ("packed", (*CHEAP, "shared 512")),
         "vllm": ("bfloat16", ("one stream",)),
@@ -333,8 +354,7 @@ MATCHES: Final[dict[Dtype, dict[str, tuple[str, Sequence[str]]]]] = {
 def measure_dtype(
     dtype: Dtype,
     options: argparse.Namespace,
-    pythons: dict[str, str],
-    folder: Path,
+    pool: PeerPool,
     read_bytes: int,
 ) -> dict[str, Any]:
     """One section of the result, printed as it comes.
@@ -343,12 +363,11 @@ def measure_dtype(
     and one after, since both must be had at the same time as the streams.
     """
     bandwidth = read_bandwidth(options.threads)
-    peers: dict[str, tuple[Peer, Sequence[str]]] = {}
-    for name, (peer_dtype, wanted) in MATCHES[dtype].items():
-        if name in pythons:
-            model = str(resolve(DEFAULT_MODEL)) if name == "llamacpp" else str(folder)
-            peer = Peer(name, pythons[name], model, peer_dtype, options.threads)
-            peers[f"{name} {peer_dtype}"] = (peer, wanted)
+    peers = {
+        f"{name} {peer_dtype}": (pool.get(name, peer_dtype), wanted)
+        for name, (peer_dtype, wanted) in MATCHES[dtype].items()
+        if name in pool.pythons
+    }
     prompts = Prompts()
     begin = time.perf_counter()
     engine = Engine(CpuExecutor.load(DEFAULT_MODEL, dtype=dtype, threads=options.threads))
@@ -370,7 +389,6 @@ def measure_dtype(
         "first token s": {"headrace": first_token_s},
     }
     for name, (peer, _) in peers.items():
-        peer.close()
         row[name] = table.medians(name)
         row[f"ratios to {name}"] = table.ratios(name)
         row["first token s"][name] = peer.first_token_s
@@ -389,6 +407,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one repeat of everything")
+    parser.add_argument("--within", type=float, default=3600.0, metavar="SECONDS")
     parser.add_argument("--threads", type=int, default=available_cores())
     parser.add_argument("--peer", action="append", metavar="NAME[=PYTHON]")
     parser.add_argument("--no-peer", action="store_true")
@@ -413,10 +432,12 @@ def main() -> None:
         folder = Path(made)
         if pythons:
             write_folder(weights, folder)
+        pool = PeerPool(pythons, folder, options.threads)
         for dtype in cast("list[Dtype]", options.dtypes.split(",")):
-            result[dtype] = measure_dtype(
-                dtype, options, pythons, folder, weight_bytes(weights, dtype)
-            )
+            if time.perf_counter() - begin < options.within:
+                size = weight_bytes(weights, dtype)
+                result[dtype] = measure_dtype(dtype, options, pool, size)
+        pool.close()
     result["load_after"] = os.getloadavg()[0]
     result["wall_s"] = time.perf_counter() - begin
     print(json.dumps(result, default=float))
