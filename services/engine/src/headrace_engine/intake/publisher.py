@@ -140,8 +140,9 @@ class Publisher:
         rows = merge(self._pending)
         since = self._pending_since
         places = self._desk.book.find(rows.keys)
-        held = places >= 0
-        rows, places = select(rows, held), places[held]
+        if len(places) and int(places.min()) < 0:
+            held = places >= 0
+            rows, places = select(rows, held), places[held]
         self._pending, self._pending_tokens, self._pending_since = [], 0, None
         if not len(rows.keys):
             return None

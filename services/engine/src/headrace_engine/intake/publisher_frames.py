@@ -26,36 +26,40 @@ from headrace_engine.state.outputs import RowEnd, RowLogprobs, SequenceUsage
 def frames_of(rows: Rows, places: Int64, book: RowBook, engine: str) -> dict[str, Frame]:
     """One frame for each gateway of ``rows``; ``places`` are their rows in the book."""
     gateways = book.gateways[places]
-    present = np.unique(gateways).tolist()
+    first = int(gateways[0])
+    if bool((gateways == first).all()):
+        return {book.gateway_names[first]: _frame(rows, places, None, book, engine)}
     frames: dict[str, Frame] = {}
-    for gateway in present:
-        inside = np.flatnonzero(gateways == gateway) if len(present) > 1 else None
+    for gateway in np.unique(gateways).tolist():
+        inside = np.flatnonzero(gateways == gateway)
         frames[book.gateway_names[gateway]] = _frame(rows, places, inside, book, engine)
     return frames
 
 
 def _frame(rows: Rows, places: Int64, inside: Int64 | None, book: RowBook, engine: str) -> Frame:
+    at = places
     if inside is None:
-        position = np.arange(len(places))
         firsts, counts, tokens = rows.firsts, rows.counts, rows.tokens
     else:
-        position = np.full(len(places), -1, dtype=np.int64)
-        position[inside] = np.arange(len(inside))
         offsets = np.cumsum(rows.counts, dtype=np.int64) - rows.counts
         firsts, counts = rows.firsts[inside], rows.counts[inside]
         tokens = rows.tokens[spans(offsets[inside], counts)]
-        places = places[inside]
+        at = places[inside]
     frame = Frame(
         version=WIRE_VERSION,
         engine=engine,
         pass_id=rows.pass_id,
-        slots=book.slots[places].tolist(),
-        attempts=book.attempts[places].tolist(),
+        slots=book.slots[at].tolist(),
+        attempts=book.attempts[at].tolist(),
         firsts=firsts.tolist(),
         counts=counts.tolist(),
         tokens=tokens.tolist(),
-        logged=book.logged[places].tolist(),
+        logged=book.logged[at].tolist(),
     )
+    if not (rows.ends or rows.starts or rows.logprobs):
+        return frame  # most of them
+    position = np.full(len(places), -1, dtype=np.int64)
+    position[slice(None) if inside is None else inside] = np.arange(len(at))
     frame.finishes.extend(
         row_finish(end, int(position[row])) for row, end in rows.ends if position[row] >= 0
     )
