@@ -88,7 +88,7 @@ test-deploy: setup ## images, compose, chart and cluster for real; on Debian, as
 	@$(BIN)/python tools/containers/install.py
 	@$(BIN)/python tools/containers/chart_tools.py
 	@tests/deploy/cluster/build.sh
-	$(PYTEST) tests/deploy -q
+	$(PYTEST) tests/deploy -q --timeout=1800
 
 images: setup ## build the three images without a network; on Debian, as root
 	@$(BIN)/python tools/containers/install.py
