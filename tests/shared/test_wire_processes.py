@@ -101,7 +101,15 @@ async def test_blob_is_found_by_its_checksum(wires: Wires) -> None:
 async def test_api_key_is_kept_as_it_was_put(wires: Wires) -> None:
     gateway = await wires.gateway()
     assert await gateway.api_key("hrk_1") is None
-    limited = replace(KEY, public_id="hrk_0", expires_ms=5, max_concurrency=3, models=frozenset())
+    limited = replace(
+        KEY,
+        public_id="hrk_0",
+        expires_ms=5,
+        max_concurrency=3,
+        requests_per_minute=60,
+        tokens_per_minute=900,
+        models=frozenset(),
+    )
     await gateway.put_api_key(KEY)
     await gateway.put_api_key(limited)
     assert await gateway.api_key("hrk_1") == KEY

@@ -21,6 +21,7 @@ from headrace_gateway.inference.calls import (
     Delta,
     Done,
     Event,
+    RateState,
     TokenInfo,
     UsageTotal,
 )
@@ -63,6 +64,7 @@ class FakeRunning:
     steps: list[Step]
     created_s: int = 1_800_000_000
     system_fingerprint: str = "fp_fake"
+    rates: RateState | None = None
     cursor: str = ""
     closed: int = 0
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -164,6 +166,7 @@ class FakeInference:
     began: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by the first ``start``."""
     ids: int = 0
+    rates: RateState | None = None
 
     async def start(self, call: Call) -> FakeRunning:
         if self.refusal is not None:
@@ -206,7 +209,7 @@ class FakeInference:
         return f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{self.ids}"
 
     def _run(self, request_id: str, steps: Sequence[Step]) -> FakeRunning:
-        running = FakeRunning(id=request_id, model=MODEL, steps=list(steps))
+        running = FakeRunning(id=request_id, model=MODEL, steps=list(steps), rates=self.rates)
         self.started.append(running)
         self.began.set()
         return running

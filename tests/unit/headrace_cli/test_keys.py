@@ -27,6 +27,8 @@ def key(**changes: int | None) -> ApiKey:
         revoked_ms=changes.get("revoked_ms"),
         band=1,
         max_concurrency=changes.get("max_concurrency"),
+        requests_per_minute=changes.get("requests_per_minute"),
+        tokens_per_minute=changes.get("tokens_per_minute"),
     )
 
 
@@ -59,7 +61,8 @@ def test_the_status_is_what_the_key_is_worth_now(stored: ApiKey, words: str) -> 
 
 
 def test_a_key_is_described_in_one_line_without_its_digest() -> None:
-    line = describe(key(max_concurrency=3), 0)
+    line = describe(key(max_concurrency=3, requests_per_minute=60, tokens_per_minute=900), 0)
+    assert "60 requests a minute  900 tokens a minute" in line
     assert line.startswith("abc ")
     for words in ("tenant t", "scopes inference", "models all", "at most 3 at once", "'team'"):
         assert words in line

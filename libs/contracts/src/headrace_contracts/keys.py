@@ -173,6 +173,11 @@ def limits(tenant: str) -> str:
     return f"hr:{{{tenant}}}:lim"
 
 
+def rate(tenant: str, key_id: str) -> str:
+    """Hash, TTL: what is left of one API key's requests and tokens of a minute."""
+    return f"{limits(tenant)}:rate:{key_id}"
+
+
 def running(tenant: str, key_id: str) -> str:
     """Sorted set: live requests of one API key by when their reservation lapses, unix ms."""
     return f"{limits(tenant)}:running:{key_id}"

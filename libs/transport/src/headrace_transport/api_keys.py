@@ -39,6 +39,8 @@ class ApiKeys(Part):
             ("expires_ms", key.expires_ms),
             ("revoked_ms", key.revoked_ms),
             ("max_concurrency", key.max_concurrency),
+            ("requests_per_minute", key.requests_per_minute),
+            ("tokens_per_minute", key.tokens_per_minute),
         ):
             if value is not None:
                 fields += [name, value]
@@ -77,4 +79,6 @@ def _key_of(public_id: str, fields: dict[str, bytes]) -> ApiKey:
         revoked_ms=number("revoked_ms"),
         band=int(fields["band"]),
         max_concurrency=number("max_concurrency"),
+        requests_per_minute=number("requests_per_minute"),
+        tokens_per_minute=number("tokens_per_minute"),
     )

@@ -13,13 +13,16 @@ from headrace_transport.frames import FrameReads
 from headrace_transport.leases import Leases
 from headrace_transport.options import WireOptions
 from headrace_transport.processes import EngineLeases, GatewayLeases
+from headrace_transport.rates import RateLimits
 from headrace_transport.requests import Requests
 from headrace_transport.server import Server
 
 _DEFAULTS = WireOptions()
 
 
-class RedisGatewayWire(Requests, CancelMarks, FrameReads, CardReads, GatewayLeases, ApiKeys):
+class RedisGatewayWire(
+    Requests, CancelMarks, FrameReads, CardReads, GatewayLeases, ApiKeys, RateLimits
+):
     """Implements ``GatewayWire``. One event loop; ``connect_gateway`` makes it."""
 
     def __init__(self, server: Server, warnings: list[str]) -> None:

@@ -191,6 +191,31 @@ class ApiKey:
     revoked_ms: int | None
     band: int
     max_concurrency: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a key may ask for in a minute. None: no limit."""
+
+    requests: int | None
+    tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What is left of a key's minute. Numbers of a bucket without a limit are 0."""
+
+    granted: bool
+    requests_left: int
+    tokens_left: int
+    """Below 0 when a request turned out to need more than was taken for it."""
+    wait_ms: int
+    """Until the same would be granted; 0 when it was."""
+    requests_full_ms: int
+    """Until all of it is back, if nothing more is taken."""
+    tokens_full_ms: int
 
 
 class GatewayWire(Protocol):
@@ -246,6 +271,24 @@ class GatewayWire(Protocol):
         ...
 
     async def queue_depth(self, model: str) -> int: ...
+
+    async def take_rate(
+        self,
+        tenant: str,
+        key_id: str,
+        rates: Rates,
+        *,
+        requests: int,
+        tokens: int,
+        must: bool,
+    ) -> Allowance:
+        """Takes from what a key's minute allows; numbers below 0 give back.
+
+        ``must``: nothing is taken unless both are there, of which never more than a whole minute's
+        is asked. Otherwise it is taken in any case: that is how a reservation is corrected. Not
+        idempotent; what is taken twice comes back within a minute by itself.
+        """
+        ...
 
     # results
     async def read_out(self, gateway: str, after: FrameId, *, block_ms: int) -> Sequence[OutEntry]:

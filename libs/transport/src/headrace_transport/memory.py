@@ -32,6 +32,7 @@ from headrace_transport.claims import Claims, Taken
 from headrace_transport.endings import ending_of, terminal_frame, total_usage
 from headrace_transport.errors import RecordRejected, TransportUnavailable
 from headrace_transport.interface import (
+    Allowance,
     ApiKey,
     Claimed,
     EngineInfo,
@@ -40,6 +41,7 @@ from headrace_transport.interface import (
     Logged,
     OutEntry,
     Queued,
+    Rates,
     Renewed,
     RequestState,
     Settled,
@@ -50,6 +52,7 @@ from headrace_transport.memory_streams import Stream
 from headrace_transport.memory_work import ModelWork, Work, append_log, marks_of
 from headrace_transport.names import check_model, check_name, check_process, name_of
 from headrace_transport.options import WireOptions
+from headrace_transport.rates import Buckets
 from headrace_transport.records import encode, lengths_of
 
 _DEFAULTS = WireOptions()
@@ -75,6 +78,7 @@ class MemoryBroker:
         self.cards: dict[str, ModelCard] = {}
         self.blobs: dict[str, bytes] = {}
         self.keys: dict[str, ApiKey] = {}
+        self.rates: dict[tuple[str, str], Buckets] = {}
 
     def flush(self) -> None:
         """Loses everything, as FLUSHALL does."""
@@ -87,6 +91,7 @@ class MemoryBroker:
         self.cards.clear()
         self.blobs.clear()
         self.keys.clear()
+        self.rates.clear()
 
     async def enter(self) -> None:
         """Where every call comes in: others get their turn, as they do over a network."""
@@ -290,6 +295,23 @@ class MemoryGatewayWire(_MemoryWire):
             resumes=queues.resumes(request),
             ahead=queues.ahead(request),
             depth=queues.depth(),
+        )
+
+    async def take_rate(
+        self,
+        tenant: str,
+        key_id: str,
+        rates: Rates,
+        *,
+        requests: int,
+        tokens: int,
+        must: bool,
+    ) -> Allowance:
+        """See ``GatewayWire.take_rate``."""
+        await self._broker.enter()
+        buckets = self._broker.rates.setdefault((check_name("a tenant", tenant), key_id), Buckets())
+        return buckets.take(
+            rates, requests=requests, tokens=tokens, must=must, now_ms=self._broker.now_ms()
         )
 
     async def read_log(self, request: str, after: str = "0-0") -> Sequence[tuple[str, LogEntry]]:

@@ -94,6 +94,8 @@ class KeyWish:
     expires: str | None
     """Like ``30d``; None: never."""
     max_concurrency: int | None
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
 
 
 async def create(place: KeyPlace, wish: KeyWish) -> None:
@@ -108,6 +110,8 @@ async def create(place: KeyPlace, wish: KeyWish) -> None:
             band=wish.band,
             expires_ms=expires_ms,
             max_concurrency=wish.max_concurrency,
+            requests_per_minute=wish.requests_per_minute,
+            tokens_per_minute=wish.tokens_per_minute,
         )
     print(text)
     print(f"{describe(key, now_ms())}\nIt is shown this once.", file=sys.stderr)
@@ -183,6 +187,10 @@ def describe(key: ApiKey, at_ms: int) -> str:
     facts.append(f"band {key.band}")
     if key.max_concurrency is not None:
         facts.append(f"at most {key.max_concurrency} at once")
+    if key.requests_per_minute is not None:
+        facts.append(f"{key.requests_per_minute} requests a minute")
+    if key.tokens_per_minute is not None:
+        facts.append(f"{key.tokens_per_minute} tokens a minute")
     facts.append(f"made {_day(key.created_ms)}")
     return "  ".join([*facts, repr(key.name)])
 

@@ -327,6 +327,8 @@ def keys_create(
     band: Annotated[int, typer.Option(help="Priority, 0 the most urgent.")] = DEFAULT_BAND,
     expires: Annotated[str | None, typer.Option(help="Like 12h, 30d.")] = None,
     max_concurrency: Annotated[int | None, typer.Option(help="Requests at once.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(help="Calls admitted.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(help="Prompt and output.")] = None,
     redis_url: RedisOption = None,
     state_dir: StateOption = None,
 ) -> None:
@@ -341,6 +343,8 @@ def keys_create(
         band=band,
         expires=expires,
         max_concurrency=max_concurrency,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
     )
     asyncio.run(keys.create(_place(redis_url, state_dir), wish))
 

@@ -14,9 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from headrace_contracts.codes import Code
 from headrace_transport import errors as transport
+
+if TYPE_CHECKING:
+    from headrace_gateway.inference.calls import RateState
 
 DRAIN_RETRY_S = 1
 """Another gateway takes the call at once; one second is the least that can be said."""
@@ -128,6 +132,11 @@ class QueueFull(ComeBackLater):
 
 class RateLimitExceeded(ComeBackLater):
     code = Code.RATE_LIMIT_EXCEEDED
+
+    def __init__(self, message: str, *, retry_after_s: int, rates: RateState | None = None) -> None:
+        """``rates``: what is left of the key's minute, where that was the limit."""
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.rates = rates
 
 
 class NoEngine(ComeBackLater):

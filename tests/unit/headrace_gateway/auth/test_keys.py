@@ -32,12 +32,19 @@ def door() -> Door:
 
 async def test_a_key_opens_with_what_was_written_into_it(door: Door) -> None:
     token, key = await door.keys.create(
-        name="ci", tenant="acme", models=("m1",), band=2, max_concurrency=4
+        name="ci",
+        tenant="acme",
+        models=("m1",),
+        band=2,
+        max_concurrency=4,
+        requests_per_minute=60,
+        tokens_per_minute=900,
     )
     caller = await door.auth.bearer(f"Bearer {token}")
     assert (caller.key_id, caller.tenant, caller.band) == (key.public_id, "acme", 2)
     assert caller.models == {"m1"}
     assert caller.max_concurrency == 4
+    assert (caller.requests_per_minute, caller.tokens_per_minute) == (60, 900)
     assert await door.auth.token(token.encode()) == caller
     assert await door.auth.bearer(f"bearer   {token} ".encode()) == caller
 
@@ -252,6 +259,8 @@ async def test_keys_that_make_no_sense_are_refused(door: Door) -> None:
         await door.keys.create(name="a", expires_ms=past)
     with pytest.raises(ValueError, match="max_concurrency"):
         await door.keys.create(name="a", max_concurrency=0)
+    with pytest.raises(ValueError, match="tokens_per_minute"):
+        await door.keys.create(name="a", tokens_per_minute=0)
 
 
 async def test_a_tenant_that_may_not_enter_a_key_is_refused(door: Door) -> None:

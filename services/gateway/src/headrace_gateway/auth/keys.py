@@ -40,6 +40,8 @@ UNKNOWN_CACHE_S: Final = 0.25
 LOST_KEY_S: Final = 60.0
 """How long a key that vanished is taken for one that the server lost: keys are never deleted."""
 EXPORT_VERSION: Final = 1
+MOST: Final = 10**9
+"""Greatest limit of a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,8 @@ class Authenticator:
             scopes=key.scopes,
             models=key.models,
             max_concurrency=key.max_concurrency,
+            requests_per_minute=key.requests_per_minute,
+            tokens_per_minute=key.tokens_per_minute,
         )
 
     def require(self, caller: Caller, scope: Scope) -> None:
@@ -142,6 +146,15 @@ class Authenticator:
         return fresh
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a key may ask for; None: no limit."""
+
+    max_concurrency: int | None
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+
+
 class KeyStore:
     """The keys of a deployment, for those who administer them.
 
@@ -165,6 +178,8 @@ class KeyStore:
         band: int = DEFAULT_BAND,
         expires_ms: int | None = None,
         max_concurrency: int | None = None,
+        requests_per_minute: int | None = None,
+        tokens_per_minute: int | None = None,
     ) -> tuple[str, ApiKey]:
         """Makes a key. Its text is returned here, and is nowhere to be had again.
 
@@ -172,7 +187,14 @@ class KeyStore:
         """
         text, token = tokens.make_token()
         key = await self._put(
-            token, name, tenant, scopes, models, band, expires_ms, max_concurrency
+            token,
+            name,
+            tenant,
+            scopes,
+            models,
+            band,
+            expires_ms,
+            Limits(max_concurrency, requests_per_minute, tokens_per_minute),
         )
         return text, key
 
@@ -187,6 +209,8 @@ class KeyStore:
         band: int = DEFAULT_BAND,
         expires_ms: int | None = None,
         max_concurrency: int | None = None,
+        requests_per_minute: int | None = None,
+        tokens_per_minute: int | None = None,
     ) -> ApiKey:
         """Takes a key that its owner chose. Again with the same one: the same key, renewed.
 
@@ -198,7 +222,14 @@ class KeyStore:
             fault = tokens.check_adopted(text) or "its checksum is wrong"
             raise ValueError(f"this API key cannot be used: {fault}")
         return await self._put(
-            parsed, name, tenant, scopes, models, band, expires_ms, max_concurrency
+            parsed,
+            name,
+            tenant,
+            scopes,
+            models,
+            band,
+            expires_ms,
+            Limits(max_concurrency, requests_per_minute, tokens_per_minute),
         )
 
     async def adopt_unless_known(
@@ -249,7 +280,7 @@ class KeyStore:
         models: Sequence[str],
         band: int,
         expires_ms: int | None,
-        max_concurrency: int | None,
+        limits: Limits,
     ) -> ApiKey:
         now_ms = self._clock.wall_ms()
         key = ApiKey(
@@ -263,7 +294,9 @@ class KeyStore:
             expires_ms=expires_ms,
             revoked_ms=None,
             band=band,
-            max_concurrency=max_concurrency,
+            max_concurrency=limits.max_concurrency,
+            requests_per_minute=limits.requests_per_minute,
+            tokens_per_minute=limits.tokens_per_minute,
         )
         _check(key, now_ms)
         await self._write(key)
@@ -282,8 +315,13 @@ def _check(key: ApiKey, now_ms: int) -> None:
         raise ValueError(f"the band is 0 (most urgent) to {BANDS - 1}")
     if key.expires_ms is not None and key.expires_ms <= now_ms:
         raise ValueError("the key would have expired already")
-    if key.max_concurrency is not None and key.max_concurrency < 1:
-        raise ValueError("max_concurrency is at least 1")
+    for name, limit in (
+        ("max_concurrency", key.max_concurrency),
+        ("requests_per_minute", key.requests_per_minute),
+        ("tokens_per_minute", key.tokens_per_minute),
+    ):
+        if limit is not None and not 1 <= limit <= MOST:
+            raise ValueError(f"{name} is 1 to {MOST}")
 
 
 def _encode(key: ApiKey) -> bytes:
@@ -300,6 +338,8 @@ def _encode(key: ApiKey) -> bytes:
         "revoked_ms": key.revoked_ms,
         "band": key.band,
         "max_concurrency": key.max_concurrency,
+        "requests_per_minute": key.requests_per_minute,
+        "tokens_per_minute": key.tokens_per_minute,
     }
     return json.dumps(made).encode() + b"\n"
 
@@ -322,6 +362,9 @@ def _decode(line: bytes) -> ApiKey:
             revoked_ms=_number_or_none(read["revoked_ms"]),
             band=_number(read["band"]),
             max_concurrency=_number_or_none(read["max_concurrency"]),
+            # absent from what an earlier release exported
+            requests_per_minute=_number_or_none(read.get("requests_per_minute")),
+            tokens_per_minute=_number_or_none(read.get("tokens_per_minute")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"not an exported key: {error}") from error

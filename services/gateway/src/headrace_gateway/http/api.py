@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from headrace_gateway.errors import GatewayError
+from headrace_gateway.errors import GatewayError, RateLimitExceeded
 from headrace_gateway.http.body import place_name
 from headrace_gateway.http.chat import chat_routes
 from headrace_gateway.http.completions import completion_routes
@@ -26,6 +26,7 @@ from headrace_gateway.http.health import health_routes
 from headrace_gateway.http.models import model_routes
 from headrace_gateway.http.openapi import document_with_bodies
 from headrace_gateway.http.ports import Authenticates, HttpSettings, Inference, Reports
+from headrace_gateway.http.rates import rate_headers
 from headrace_gateway.http.requests import request_routes
 from headrace_gateway.http.schema.chat import ChatFields
 from headrace_gateway.http.schema.completions import CompletionFields
@@ -89,7 +90,8 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     allow = error.headers if isinstance(error, HTTPException) else None
     told = http_error(error)
     context_of(request.scope).code = told.code.wire_name
-    return error_response(told, headers=dict(allow or {}))
+    rates = error.rates if isinstance(error, RateLimitExceeded) else None
+    return error_response(told, headers={**dict(allow or {}), **rate_headers(rates)})
 
 
 async def _answer_query_error(_request: Request, error: Exception) -> Response:

@@ -16,6 +16,7 @@ from headrace_gateway.http.context import context_of
 from headrace_gateway.http.disconnect import while_connected
 from headrace_gateway.http.errors import bad_request, ended_badly
 from headrace_gateway.http.ports import Inference, RunningCall
+from headrace_gateway.http.rates import rate_headers
 from headrace_gateway.http.sse import Chunks, EventStream
 from headrace_gateway.inference.calls import Call, Delta, Done, KeepAlive, UsageTotal
 
@@ -42,7 +43,7 @@ async def answer(request: Request, service: Inference, call: Call, manner: Manne
     running = await service.start(call)
     context.generates = True
     context.span.set({"gen_ai.request.stream": manner.stream})
-    headers = _ignored_header(manner.ignored)
+    headers = {**_ignored_header(manner.ignored), **rate_headers(running.rates)}
     if manner.stream:
         return EventStream(running, manner.chunks(running), headers=headers)
     try:

@@ -8,7 +8,7 @@ from typing import Literal, Protocol, Self
 from headrace_contracts.codes import FinishReason
 from headrace_kit.traces import Span
 
-from headrace_gateway.inference.calls import Call, Caller, Delta, Event
+from headrace_gateway.inference.calls import Call, Caller, Delta, Event, RateState
 
 Scope = Literal["inference", "admin"]
 
@@ -112,6 +112,8 @@ class RunningCall(Protocol):
     def created_s(self) -> int: ...
     @property
     def system_fingerprint(self) -> str: ...
+    @property
+    def rates(self) -> RateState | None: ...
     @property
     def cursor(self) -> str:
         """Where the event just yielded ends; ``resume`` takes it."""

@@ -87,6 +87,35 @@ class Caller:
     scopes: frozenset[str]
     models: frozenset[str]
     max_concurrency: int | None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What is left of a limit."""
+
+    limit: int
+    left: int
+    full_s: float
+    """Until all of it is back, if nothing more is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateState:
+    """What is left of a key's minute; None where there is no limit."""
+
+    requests: Bucket | None
+    tokens: Bucket | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What was taken from a key's minute for a call, and by which limits."""
+
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 from headrace_contracts.codes import FinishReason
@@ -24,7 +25,15 @@ SMOOTHING: Final = 0.1
 class Receipts:
     """Counts and logs each call once, and knows how long calls take."""
 
-    def __init__(self, metrics: GatewayMetrics, clock: Clock) -> None:
+    def __init__(
+        self,
+        metrics: GatewayMetrics,
+        clock: Clock,
+        *,
+        settle: Callable[[OpenCall], None] | None = None,
+    ) -> None:
+        """``settle`` corrects what was taken from the key's minute."""
+        self._settle = settle
         self._metrics = metrics
         self._clock = clock
         self._mean_s = 1.0
@@ -44,6 +53,8 @@ class Receipts:
         choices = [choice for session in call.sessions for choice in session.choices]
         firsts = [choice.first_at for choice in choices if choice.first_at is not None]
         ttft_s = min(firsts) - call.arrived if firsts else None
+        if self._settle is not None and reason != "moved":  # who goes on with it uses the rest
+            self._settle(call)
         if not call.resumed:  # its first gateway counted it
             metrics.finished.labels(model, reason).inc()
             metrics.prompt_tokens.labels(model).inc(usage.prompt_tokens)

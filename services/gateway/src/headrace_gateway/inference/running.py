@@ -20,6 +20,8 @@ from headrace_gateway.inference.calls import (
     Done,
     Event,
     KeepAlive,
+    RateState,
+    Reservation,
     TokenInfo,
     TopToken,
     UsageTotal,
@@ -75,6 +77,10 @@ class OpenCall:
         self.resumed = resumed
         self.resumable = resumable
         """Whether its client is told places at which another gateway can take it up."""
+        self.reservation: Reservation | None = None
+        """Taken from its key's minute, and not settled."""
+        self.rates: RateState | None = None
+        """What was left of its key's minute when it was admitted."""
         self.readers: set[Running] = set()
         self.left_at: float | None = None
         """Monotonic seconds at which the last reader left before the end."""
@@ -197,6 +203,11 @@ class Running:
     def prompt_tokens(self) -> int:
         """Tokens of all prompts."""
         return sum(session.prompt_tokens for session in self._call.sessions)
+
+    @property
+    def rates(self) -> RateState | None:
+        """What was left of its key's minute when the call was admitted; None: it has no limit."""
+        return self._call.rates
 
     @property
     def system_fingerprint(self) -> str:

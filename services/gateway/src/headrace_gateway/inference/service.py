@@ -40,6 +40,7 @@ from headrace_gateway.inference.calls import Call, Caller
 from headrace_gateway.inference.cancels import Cancels, mark_of
 from headrace_gateway.inference.catalog import Catalog
 from headrace_gateway.inference.inbox import Inbox
+from headrace_gateway.inference.limits import RateLimits
 from headrace_gateway.inference.lookup import RequestInfo
 from headrace_gateway.inference.planning import Planner
 from headrace_gateway.inference.readiness import Readiness
@@ -129,7 +130,8 @@ class InferenceService:
         self._resuming = asyncio.Lock()
         self._tasks = Tasks()
         self._planner = Planner(catalog, settings, clock, threads=threads, process=process)
-        self._receipts = Receipts(metrics, clock)
+        self._limits = RateLimits(wire, self._tasks)
+        self._receipts = Receipts(metrics, clock, settle=self._limits.settle)
         self._cancels = Cancels(wire, self._tasks, metrics)
         self._book = Book(
             wire,
@@ -224,7 +226,12 @@ class InferenceService:
                 self._check_open()
                 plan = await self._planner.plan(call, arrived=arrived)
                 tell_request(call, plan.call.sessions[0].record)
-                await self._submit(plan.call, call.caller)
+                await self._limits.reserve(plan.call, call.caller)
+                try:
+                    await self._submit(plan.call, call.caller)
+                except BaseException:
+                    self._limits.refund(plan.call)
+                    raise
             except GatewayError as error:
                 self._metrics.rejected.labels(error.code.wire_name).inc()
                 raise
