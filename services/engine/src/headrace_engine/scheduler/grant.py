@@ -127,6 +127,16 @@ class Grants:
         self.ops += map(_memory_op, zip(blocks, allocations, repeat(True)))
         return len(allocations)
 
+    def make_free(self, count: int) -> bool:
+        """Whether memory for so many blocks is free, once enough of what nobody holds was evicted."""
+        objects, kind = self._pool.slots.objects, self._pool.block_type
+        while objects.capacity_left(kind) < count:
+            victim = self._oldest_unheld()
+            if victim is None:
+                return False
+            self._evict(victim)
+        return True
+
     def take_all(
         self, taker: Claimant, blocks: Sequence[LogicalBlock], keep: Sequence[LogicalBlock] = ()
     ) -> int:

@@ -208,9 +208,9 @@ class Scheduler:
     def _extend(
         self, grants: Grants, crossers: list[Sequence]
     ) -> list[tuple[Sequence, LogicalBlock]]:
-        """One block more for each. As long as there is a free one for each, order does not matter."""
+        """One block more for each. As long as nobody else loses one, order does not matter."""
         extended: list[tuple[Sequence, LogicalBlock]] = []
-        if self.objects.capacity_left(self.pool.block_type) >= len(crossers):
+        if grants.make_free(len(crossers)):
             blocks = [self._block_after(sequence) for sequence in crossers]
             done = grants.take_free_many(blocks)
             extended += zip(crossers[:done], blocks, strict=False)
