@@ -254,10 +254,13 @@ def test_a_server_of_ones_own_is_reached_as_it_wants() -> None:
     gateway = settings_of(docs, GATEWAY)["gateway"]
     assert gateway["redis_url"] == "rediss://headrace-gateway@redis.example.org:6380/0"
     assert gateway["redis_ca_file"] == "/etc/headrace/redis/ca.crt"
-    assert gateway["redis_key_file"] == "/etc/headrace/redis/tls.key"
     assert not [doc for doc in docs if doc["metadata"]["name"] == "rel-headrace-valkey"]
     engine_file = settings_of(docs, "rel-headrace-small")["engine"]
     assert engine_file["redis_url"].startswith("rediss://headrace-engine@")
+    server = {"host": "h", "tls": {"enabled": True, "clientSecret": "ours"}}
+    known = render({"valkey": {"enabled": False}, "externalRedis": server})
+    assert settings_of(known, GATEWAY)["gateway"]["redis_key_file"] == "/etc/headrace/redis/tls.key"
+    assert "ours" in str(dict(pods(known))[f"Deployment/{GATEWAY}"]["volumes"])
     watched = settings_of(rendered(EXAMPLES["sentinel"]), GATEWAY)["gateway"]["redis_url"]
     assert watched.startswith("redis+sentinel://sentinel-0.redis.svc:26379,sentinel-1.")
     assert watched.endswith("/headrace/0")
@@ -415,6 +418,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "externalRedis": {"host": "h", "tls": {"caSecret": {"name": "ca"}}},
         },
         "externalRedis.tls.enabled is false",
+    ),
+    "autoscaler without a certificate": (
+        {
+            **engine(keda={"enabled": True}),
+            "valkey": {"enabled": False},
+            "externalRedis": {"host": "h", "tls": {"enabled": True, "clientSecret": "ours"}},
+        },
+        "externalRedis.tls.clientSecret: KEDA",
     ),
     "user without a password": (
         {"valkey": {"enabled": False}, "externalRedis": {"host": "h", "gatewayUsername": "g"}},
