@@ -99,6 +99,21 @@ def test_keys_are_made_listed_and_revoked(stack: ServedStack) -> None:
     assert "no key nobody" in run(stack, "keys", "revoke", "nobody", code=1).stderr
 
 
+def test_a_key_with_a_limit_on_requests_a_minute_meets_it(stack: ServedStack) -> None:
+    key = run(stack, "keys", "create", "--requests-per-minute=1").stdout.strip()
+    body = {"model": stack.model, "prompt": "Hello", "max_tokens": 1}
+    headers = {"Authorization": f"Bearer {key}"}
+    with httpx.Client(headers=headers, timeout=100, trust_env=False) as client:
+        # a minute for both gateways together
+        first, second = (client.post(f"{url}/v1/completions", json=body) for url in stack.urls)
+    assert first.status_code == 200, first.text
+    assert first.headers["x-ratelimit-remaining-requests"] == "0"
+    assert second.status_code == 429, second.text
+    assert second.json()["error"]["code"] == "rate_limit_exceeded"
+    assert 1 <= int(second.headers["retry-after"]) <= 60
+    assert "1 requests a minute" in run(stack, "keys", "list").stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
