@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.prefix_key import fold
+from headrace_engine.cache.registry import state_blocks
 from headrace_engine.cache.trie import Fold
 from headrace_engine.executor.base import Executor, ExecutorLimits, ModelShape
 from headrace_engine.executor.copies import run_copies
@@ -51,19 +52,24 @@ def true_tokens(
     seed: int = 0,
     given: Sequence[int] = (),
     media: Sequence[MediaSpan] = (),
+    recurrent: bool = False,
     vocabulary: int = VOCABULARY,
 ) -> list[int]:
     """What a sequence generates when it runs alone, without a cache. ``given`` came earlier."""
-    total = 0
+    total = state = 0
     images = image_marks(media)
     for position, token in enumerate([*prompt, *given]):
-        total = (total + mix(token + images.get(position, 0), position, total)) & _MASK
+        symbol = token + images.get(position, 0)
+        total = (total + mix(symbol, position, total)) & _MASK
+        state = mix(state, symbol)
     out: list[int] = []
     position = len(prompt) + len(given)
     for index in range(len(given), len(given) + count):
-        token = next_token(total, index, choice, seed, vocabulary)
+        content = mix(total, state) if recurrent else total
+        token = next_token(content, index, choice, seed, vocabulary)
         out.append(token)
         total = (total + mix(token, position, total)) & _MASK
+        state = mix(state, token)
         position += 1
     return out
 
@@ -94,8 +100,17 @@ class TokenExactExecutor:
     block, a block that was taken away or written by somebody else shows as a wrong token.
     """
 
-    def __init__(self, vocabulary: int = VOCABULARY, context_tokens: int = 1 << 20) -> None:
+    recurrent = False
+
+    def __init__(
+        self,
+        vocabulary: int = VOCABULARY,
+        context_tokens: int = 1 << 20,
+        *,
+        state_parts: tuple[int, ...] = (),
+    ) -> None:
         self._shape = ModelShape(
+            state_parts=state_parts,
             name="exact",
             architecture="exact",
             vocabulary=vocabulary,
@@ -228,6 +243,44 @@ class TokenExactExecutor:
                 written.add(place)
 
 
+class RecurrentExecutor(TokenExactExecutor):
+    """It also has a state: a hash of every token the sequence consumed, in order.
+
+    The state lies in the region, a word in each part, and is read there before the first token of
+    a row. So a state that was not restored, not published, or of another position shows as a wrong
+    token.
+    """
+
+    recurrent = True
+
+    def __init__(self, state_parts: tuple[int, ...] = (8, 8)) -> None:
+        super().__init__(state_parts=state_parts)
+
+    def _run(self, batch: BatchData, row: int) -> int:
+        # Before super: it gives the row's token to the next one.
+        slot, begin = int(batch.slots[row]), int(batch.begins[row])
+        start = self._slots[slot]
+        at, length = int(batch.token_offsets[row]), int(batch.lengths[row])
+        tokens = batch.tokens[at : at + length].tolist()
+        if batch.autoregressive[row]:
+            tokens = [self._last[slot]]
+        parts = [address // 8 for address in start.state]
+        assert len(parts) == len(self._shape.state_parts)
+        state = 0
+        if begin:
+            state = mix(*(int(self.region[part]) for part in parts[1:]), 0)
+            state = int(self.region[parts[0]]) ^ state
+        images = image_marks(start.media)
+        for position, token in enumerate(tokens, begin):
+            state = mix(state, token + images.get(position, 0))
+        rest = [(row, place) for place in range(len(parts) - 1)]
+        failed = row < batch.generating and (batch.pass_id, row) in self.fail_rows
+        words = [mix(batch.pass_id, *where) for where in rest]
+        self.region[parts[1:]] = words
+        self.region[parts[0]] = (state + failed) ^ mix(*words, 0)
+        return mix(super()._run(batch, row), state)
+
+
 class InlineRunner:
     """A ``BatchRunner`` without a thread: a batch runs when it is taken, as late as possible."""
 
@@ -277,6 +330,9 @@ class Rig:
     ) -> None:
         self.settings = settings or small_settings(**changes)
         self.executor = executor or TokenExactExecutor()
+        page = self.executor.block_bytes(self.settings.block_tokens)
+        state = state_blocks(self.executor.shape.state_parts, page)
+        self.settings = replace(self.settings, state_blocks=state)
         self.clock = FakeClock()
         self.door = EngineGateway(self.clock)
         limits = executor_limits(
@@ -421,6 +477,7 @@ class Rig:
             seed=request.sampling.seed,
             given=given,
             media=request.media,
+            recurrent=bool(self.executor.shape.state_parts),
         )
         assert heard.tokens == expected, f"wrong tokens of {request.id}, choice {choice}"
 

@@ -9,7 +9,7 @@ from headrace_contracts.codes import Code, FinishReason
 from headrace_engine.scheduler.journal import Journal
 from headrace_engine.state.request import MediaSpan
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from support.engine import Rig, TokenExactExecutor, image, true_tokens
+from support.engine import RecurrentExecutor, Rig, TokenExactExecutor, image, true_tokens
 
 IMAGES = [
     ((2, 5, 1),),
@@ -47,6 +47,8 @@ class EngineMachine(RuleBasedStateMachine):
         window=st.sampled_from([1, 8]),
         prompt=st.sampled_from(["all", "all", "all", "auto"]),
         generation=st.sampled_from(["all", "all", "all", "auto", "none"]),
+        interval=st.sampled_from([1, 4, 8, 64]),
+        skip=st.sampled_from([1, 1, 3]),
     )
     def start(
         self,
@@ -57,8 +59,10 @@ class EngineMachine(RuleBasedStateMachine):
         window: int,
         prompt: str,
         generation: str,
+        interval: int,
+        skip: int,
     ) -> None:
-        self.executor = TokenExactExecutor()
+        self.executor = self._executor()
         size = type(self).journal_bytes
         self.journal = None if size is None else Journal(size)
         self.rig = Rig(
@@ -74,6 +78,8 @@ class EngineMachine(RuleBasedStateMachine):
             prefix_cache=cache,
             cache_prompt=prompt,
             cache_generation=generation,
+            cache_checkpoint_interval=interval,
+            cache_prompt_boundary_skip=skip,
             plan_window=window,
             max_waiting=6,
             ageing_s=20.0,
@@ -118,7 +124,9 @@ class EngineMachine(RuleBasedStateMachine):
         )
         earlier: list[list[int]] = []
         if given:
-            whole = [true_tokens(prompt, min(given, new), choice=c, media=media) for c in range(n)]
+            whole = [
+                self._true_tokens(prompt, min(given, new), choice=c, media=media) for c in range(n)
+            ]
             earlier = [up_to_stop(tokens, frozenset(stops), min_new) for tokens in whole]
         handle = self.rig.push(
             prompt,
@@ -174,6 +182,12 @@ class EngineMachine(RuleBasedStateMachine):
                 self._check(handle, choice)
         self.rig.assert_idle()
 
+    def _executor(self) -> TokenExactExecutor:
+        return TokenExactExecutor()
+
+    def _true_tokens(self, prompt: list[int], count: int, **fields: Any) -> list[int]:
+        return true_tokens(prompt, count, recurrent=self.executor.recurrent, **fields)
+
     def _check(self, handle: int, choice: int) -> None:
         heard = self.rig.choice(handle, choice)
         assert heard.end is not None, "no terminal status"
@@ -183,9 +197,14 @@ class EngineMachine(RuleBasedStateMachine):
         assert heard.end.usage.completion_tokens in (0, given + len(heard.tokens))
         if heard.end.code is Code.NUMERIC_FAILURE or handle in self.disturbed:
             return
+        if heard.end.code is Code.PROMPT_NEVER_FITS:
+            assert len(request.prompt) + 1 > self.rig.settings.pool_tokens
+            return
         limit = min(request.sampling.max_new_tokens, 40 - len(request.prompt))
         limit = min(limit, self.rig.settings.pool_tokens - len(request.prompt))
-        whole = true_tokens(request.prompt.tolist(), limit, choice=choice, media=request.media)
+        whole = self._true_tokens(
+            request.prompt.tolist(), limit, choice=choice, media=request.media
+        )
         sampling = request.sampling
         expected = up_to_stop(whole, sampling.stop_token_ids, sampling.min_new_tokens)
         stopped = (
@@ -193,3 +212,12 @@ class EngineMachine(RuleBasedStateMachine):
         )
         assert heard.end.reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
         assert heard.tokens == expected[given:]
+
+
+class StateMachine(EngineMachine):
+    """The same for a model with a recurrent state, of one block or of several parts."""
+
+    state_parts: tuple[int, ...] = (8, 8)
+
+    def _executor(self) -> TokenExactExecutor:
+        return RecurrentExecutor(type(self).state_parts)

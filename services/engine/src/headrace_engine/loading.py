@@ -14,9 +14,11 @@ from headrace_contracts.pb.queue_pb2 import ModelCard
 from headrace_kit.log import get_logger
 from headrace_transport.interface import EngineWire
 
+from headrace_engine.cache.registry import state_blocks
 from headrace_engine.errors import ModelRejected
 from headrace_engine.executor.base import Executor, ExecutorLimits, MeasuresItsMemory
 from headrace_engine.executor.echo import EchoExecutor
+from headrace_engine.memory.objects import align_up
 from headrace_engine.model.families.llama import gguf_architecture, hf_architecture
 from headrace_engine.model.loader.formats import Progress
 from headrace_engine.model.loader.gguf_header import read_gguf_header
@@ -24,6 +26,7 @@ from headrace_engine.model.loader.gguf_tokenizer import tokenizer_from_gguf
 from headrace_engine.model.loader.safetensors import read_json
 from headrace_engine.model.loader.source import resolve
 from headrace_engine.model.loader.tokenizer_files import TokenizerFiles, tokenizer_from_folder
+from headrace_engine.scheduler.scheduler import BLOCK_ALIGN
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.settings import DEFAULT_CACHE_BYTES, EngineSettings, block_tokens
 
@@ -106,8 +109,12 @@ def fit(settings: EngineSettings, executor: Executor) -> SchedulerSettings:
             f"context_tokens is {wanted}; {shape.name} supports {shape.context_tokens}"
         )
     blocks = settings.cache_blocks or _cache_bytes(settings, executor, wanted) // block_bytes
-    room = blocks * block
-    if blocks < 2:
+    try:
+        state = state_blocks(shape.state_parts, align_up(block_bytes, BLOCK_ALIGN))
+    except ValueError as error:
+        raise ModelRejected(str(error)) from error
+    room = max(blocks - state, 0) * block
+    if blocks - state < 2:
         raise ModelRejected(
             f"the cache holds {room} tokens ({blocks} blocks of {block}), less than two blocks; "
             f"one token takes {shape.kv_bytes_per_token} bytes"
@@ -126,8 +133,11 @@ def fit(settings: EngineSettings, executor: Executor) -> SchedulerSettings:
             session_tokens=wanted,
             block_tokens=block,
             pool_blocks=blocks,
+            state_blocks=state,
             phases=settings.phases,
             prefix_cache=settings.prefix_cache,
+            cache_prompt=settings.cache_prompt,
+            cache_generation=settings.cache_generation,
             quantum_passes=settings.quantum_passes,
             tenant_weights=settings.tenant_weights,
             ageing_s=settings.ageing_s,

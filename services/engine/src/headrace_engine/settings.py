@@ -63,6 +63,12 @@ class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
     """Batches in flight: 2 plans one while the device runs another."""
     prefix_cache: bool = setting(True)
     """Whether cached blocks of earlier prompts are used again."""
+    cache_prompt: Literal["all", "auto"] = setting("all")
+    """`all`: a prompt is also found by the part of it that fills no whole block. `auto`: only where
+    that part has an image."""
+    cache_generation: Literal["all", "auto", "none"] = setting("all")
+    """What of generated tokens stays in the cache. `all`: everything, to the last token; the next
+    turn of a conversation begins there. `auto`: whole blocks. `none`: nothing."""
     quantum_passes: int = setting(64, ge=1, unit="passes")
     """Passes between two looks at fairness between tenants."""
     tenant_weights: dict[str, float] = setting({})

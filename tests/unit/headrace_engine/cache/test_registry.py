@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from headrace_engine.cache.registry import CacheRegistry
+from headrace_engine.cache.registry import CacheRegistry, piece_bytes, state_blocks
 from headrace_engine.memory.objects import ObjectAllocator
 
 
@@ -54,3 +54,22 @@ def test_a_model_without_cache_bytes_and_a_size_below_one_are_refused() -> None:
         CacheRegistry().close(objects())
     with pytest.raises(ValueError, match="cannot register"):
         CacheRegistry().add_prefix(0)
+
+
+@pytest.mark.parametrize(
+    ("size", "page", "piece"), [(1, 256, 64), (64, 256, 64), (65, 256, 128), (129, 256, 256),
+                                (1, 192, 192), (64, 384, 192), (96, 64 * 3 * 4, 192)]
+)  # fmt: skip
+def test_parts_of_a_state_are_rounded_to_a_page_divided_by_two_again_and_again(
+    size: int, page: int, piece: int
+) -> None:
+    assert piece_bytes(size, page) == piece
+
+
+def test_a_state_takes_whole_pages_for_parts_of_each_size() -> None:
+    assert state_blocks((), 256) == 0
+    assert state_blocks((64,) * 4, 256) == 1
+    assert state_blocks((64,) * 5, 256) == 2
+    assert state_blocks((64, 256, 100), 256) == 3
+    with pytest.raises(ValueError, match="257 bytes, more than the 256"):
+        state_blocks((257,), 256)

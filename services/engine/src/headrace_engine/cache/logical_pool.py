@@ -3,7 +3,7 @@
 Owner    engine thread
 Writes   LogicalBlock, SequenceBlocks.blocks
 Never    allocates memory; awaits
-Rules    blocks.counted, blocks.strong-parents, cache.unheld-by-age
+Rules    blocks.counted, blocks.strong-parents, cache.unheld-by-age, states.with-their-block
 Next     headrace_engine.cache.cache_pool
 """
 

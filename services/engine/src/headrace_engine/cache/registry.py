@@ -9,9 +9,34 @@ Next     headrace_engine.scheduler.scheduler
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace_engine.memory.objects import ObjectAllocator, ObjectType, Part, align_up
+
+
+def piece_bytes(size: int, page_bytes: int, align: int = 64) -> int:
+    """Room for a part of a state: a page, or the smallest of its halves, quarters and so on.
+
+    So every slab is one page, a free page is never in the wrong place, and blocks and states may
+    follow each other in it. Raises ``ValueError`` for a part larger than a page.
+    """
+    if size > page_bytes:
+        raise ValueError(
+            f"a part of the recurrent state has {size} bytes, more than the {page_bytes} of a cache "
+            f"block: use larger blocks"
+        )
+    piece = page_bytes
+    while piece % 2 == 0 and piece // 2 >= size and piece // 2 % align == 0:
+        piece //= 2
+    return piece
+
+
+def state_blocks(parts: Sequence[int], page_bytes: int) -> int:
+    """Pages that one state of these parts takes in an empty region. Raises as ``piece_bytes``."""
+    pieces = Counter(piece_bytes(part, page_bytes) for part in parts)
+    return sum(-(-count * piece // page_bytes) for piece, count in pieces.items())
 
 
 @dataclass(frozen=True, slots=True)

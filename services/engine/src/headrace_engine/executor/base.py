@@ -29,6 +29,8 @@ class ModelShape:
     kv_dtype: str
     kv_bytes_per_token: int
     """Bytes of one token's KV across all layers."""
+    state_parts: tuple[int, ...] = ()
+    """Bytes of each part of a sequence's recurrent state; empty for a model without one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class Chunk:
     first: bool = False
     """Whether it runs for the first time."""
     stops: bool = False
-    """Whether it ends where a recurrent state is to be kept."""
+    """Whether its end is where a recurrent state is to be kept."""
     state: tuple[int, ...] = ()
     """Byte offsets of the parts of its recurrent state, if it starts."""
 
@@ -198,6 +198,8 @@ def _commit_chunk(residents: Residents, chunk: Chunk, table: TableChanges, now_s
             chunk.first = True
         if holder.frontier is not None:
             chunk.state = addresses_of(holder.frontier)
+            if chunk.way.state is not None or not chunk.begin:
+                holder.checkpointed = chunk.begin
     slot = sequence.slot
     assert slot is not None
     columns = residents.columns

@@ -63,6 +63,7 @@ class Origin:
     block_bytes: int
     weights_version: str
     kv_dtype: str
+    state_parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,7 @@ class _SegmentWriter:
             "block_bytes": origin.block_bytes,
             "weights_version": origin.weights_version,
             "kv_dtype": origin.kv_dtype,
+            "state_parts": list(origin.state_parts),
             "passes": segment.passes,
             "state": segment.state,
         }
@@ -233,6 +234,7 @@ def _head(value: object, number: int) -> Segment:
             int(head["block_bytes"]),
             str(head["weights_version"]),
             str(head["kv_dtype"]),
+            tuple(int(size) for size in head["state_parts"]),
         )
         state: State | None = head["state"]
         return Segment(origin, int(head["passes"]), state)

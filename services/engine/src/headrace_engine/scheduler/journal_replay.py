@@ -158,6 +158,7 @@ class Replayer:
             block_bytes=origin.block_bytes,
             weights_version=origin.weights_version,
             kv_dtype=origin.kv_dtype,
+            state_parts=origin.state_parts,
             affinity=affinity,
             journal=self._journal,
         )

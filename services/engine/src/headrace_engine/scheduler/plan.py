@@ -3,7 +3,7 @@
 Owner    engine thread
 Writes   nothing
 Never    allocates, activates, evicts
-Rules    sched.planning-is-free, sched.at-least-one-token, siblings.never-early
+Rules    sched.planning-is-free, sched.at-least-one-token, siblings.never-early, states.exact
 Next     headrace_engine.scheduler.grant
 """
 

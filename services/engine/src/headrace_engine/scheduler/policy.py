@@ -50,9 +50,9 @@ def worth_waiting(*, gain: int, work: int, block_tokens: int) -> bool:
 def publication_end(*, begin: int, end: int, boundary: int, due: int, block_tokens: int) -> int:
     """Where a chunk of a model with a recurrent state stops, so that the state there can be kept.
 
-    At ``boundary`` if the chunk passes it, else at its last block boundary, if that is ``due``.
+    At ``boundary`` if the chunk reaches it, else at its last block boundary, if that is ``due``.
     """
-    if begin < boundary < end:
+    if begin < boundary <= end:
         return boundary
     aligned = end // block_tokens * block_tokens
     return aligned if aligned > begin and aligned >= due else end

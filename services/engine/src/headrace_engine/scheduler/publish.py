@@ -3,7 +3,7 @@
 Owner    engine thread
 Writes   the trie, LogicalBlock.valid
 Never    allocates
-Rules    cache.index-while-decoding, cache.poison-spreads, blocks.stop-at-first-private, siblings.kept
+Rules    cache.index-while-decoding, cache.poison-spreads, siblings.kept, states.left-behind
 Next     headrace_engine.scheduler.commit
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from headrace_engine.cache.block import NOBODY, LogicalBlock, SequenceBlocks, as_bytes
 from headrace_engine.cache.logical_pool import LogicalBlockPool
 from headrace_engine.scheduler.admit import comparable, marks_in
+from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.state.sequence import Sequence
 
 
@@ -66,6 +67,30 @@ def keep_tail(
 
 def _replaces(other: LogicalBlock, block: LogicalBlock, count: int) -> bool:
     return other.extent >= count and len(other.states) >= len(block.states)
+
+
+def block_at(
+    settings: SchedulerSettings, holder: SequenceBlocks, sequence: Sequence, position: int
+) -> LogicalBlock | None:
+    """The block with which others would find a state at ``position``; None: nobody would."""
+    if position < 1 or (settings.cache_generation == "none" and position > sequence.prompt_tokens):
+        return None
+    block = holder.blocks[(position - 1) // holder.blocks[0].capacity]
+    found = block.indexed or block.offset + block.offered >= position
+    taken = any(state.offset == position for state in block.states)
+    return block if found and not taken else None
+
+
+def leave_frontier(
+    pool: LogicalBlockPool, holder: SequenceBlocks, block: LogicalBlock, position: int
+) -> None:
+    """A sequence that leaves gives its state to the block in which it stands."""
+    state = holder.frontier
+    if state is None or not state.allocated or block.extent < position - block.offset:
+        return
+    state.offset, state.publisher = position, holder.number
+    state.origins = frozenset(holder.origins)
+    pool.keep_frontier(holder, block)
 
 
 def mark_produced(holder: SequenceBlocks, begin: int, end: int, block_tokens: int) -> None:

@@ -19,7 +19,12 @@ from headrace_engine.cache.logical_pool import LogicalBlockPool
 from headrace_engine.cache.trie import RootIdentity
 from headrace_engine.scheduler.grant import Claimant, Claimants
 from headrace_engine.scheduler.order import TotalOrder, WaitingLine
-from headrace_engine.scheduler.publish import keep_tail, publish_complete
+from headrace_engine.scheduler.publish import (
+    block_at,
+    keep_tail,
+    leave_frontier,
+    publish_complete,
+)
 from headrace_engine.scheduler.reasons import ReasonBook
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.state.sequence import Sequence, SequenceColumns, Status
@@ -32,6 +37,7 @@ class Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     copied_tokens: int = 0
+    checkpoints: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
     recomputed_tokens: int = 0
@@ -230,7 +236,10 @@ class Residents:
         """Positions from ``trusted`` on were computed from poisoned blocks."""
         if sequence.status is Status.WAITING:
             sequence.filled = min(sequence.filled, trusted)
-            self.holders[sequence.number].changed = True
+            holder = self.holders[sequence.number]
+            holder.changed = True
+            if holder.frontier is not None:
+                holder.frontier.valid = False
             return
         assert sequence.slot is not None
         assert sequence.status is Status.PAUSED
@@ -299,10 +308,15 @@ class Residents:
         sequence.reached = max(sequence.reached, planned)
         trusted = planned if sequence.trusted is None else sequence.trusted
         sequence.filled = min(planned, trusted)
+        holder = self.holders[sequence.number]
+        holder.changed = True
+        if holder.frontier is not None:
+            # What it stood at is known again, now that nothing is in flight.
+            holder.frontier.offset = planned
+            holder.frontier.valid = sequence.trusted is None and holder.frontier.allocated
         sequence.trusted = None
         self._free_slot(sequence)
         sequence.status = Status.WAITING
-        self.holders[sequence.number].changed = True
         self.waiting.add(sequence)
 
     def _release(self, sequence: Sequence, now_s: float) -> None:
@@ -311,21 +325,35 @@ class Residents:
         if slot is not None:
             self.columns.flush(slot, sequence)
             written = int(self.columns.planned[slot])
+            if sequence.trusted is not None:
+                written = min(written, sequence.trusted)
             self._free_slot(sequence)
         holder = self.holders.pop(sequence.number, None)
         if holder is not None:
             if holder.blocks and self._settings.prefix_cache:
-                self._publish_last(holder, sequence, written)
+                at = written if slot is not None and sequence.trusted is None else 0
+                frontier = holder.frontier
+                if slot is None and frontier is not None and frontier.valid:
+                    at = frontier.offset
+                self._publish_last(holder, sequence, written, at)
             self.pool.leave(holder)
         self.reasons.forget(sequence.number)
         self.order.leave(sequence)
         del self.sequences[sequence.number]
 
-    def _publish_last(self, holder: SequenceBlocks, sequence: Sequence, written: int) -> None:
+    def _publish_last(
+        self, holder: SequenceBlocks, sequence: Sequence, written: int, state_at: int
+    ) -> None:
+        """``state_at`` is where its recurrent state stands; 0: nowhere that is known."""
         may = self.publishable(sequence, written)
         publish_complete(self.pool, holder, sequence, may)
         generated = self._settings.cache_generation == "all"
         keep_tail(self.pool, holder, sequence, may, generated=generated)
+        may_stay = generated or state_at <= sequence.prompt_tokens
+        if holder.frontier is not None and state_at <= sequence.length and may_stay:
+            block = block_at(self._settings, holder, sequence, state_at)
+            if block is not None and holder.chain is not None:
+                leave_frontier(self.pool, holder, block, state_at)
 
     def _free_slot(self, sequence: Sequence) -> None:
         slot = sequence.slot

@@ -18,10 +18,11 @@ from headrace_kit.affinity import Affinity
 from headrace_engine.cache.block import LogicalBlock, SequenceBlocks
 from headrace_engine.cache.cache_pool import CacheBlockPool
 from headrace_engine.cache.logical_pool import LogicalBlockPool
-from headrace_engine.cache.registry import CacheRegistry
+from headrace_engine.cache.registry import CacheRegistry, piece_bytes, state_blocks
 from headrace_engine.cache.trie import Fold, PrefixTrie
 from headrace_engine.memory.objects import ObjectAllocator, align_up
 from headrace_engine.scheduler.admit import admit_prompt, create_missing_blocks
+from headrace_engine.scheduler.checkpoint import plan_publication, publish_states
 from headrace_engine.scheduler.commit import Chunk, PassPlan, commit_results
 from headrace_engine.scheduler.grant import Grants
 from headrace_engine.scheduler.journal import Journal, Origin
@@ -64,21 +65,35 @@ class Scheduler:
         block_bytes: int,
         weights_version: str,
         kv_dtype: str,
+        state_parts: tuple[int, ...] = (),
         affinity: Affinity,
         fold: Fold = fold,
         journal: Journal | None = None,
     ) -> None:
-        """``block_bytes`` are those of one block across all layers."""
+        """``block_bytes`` are those of one block across all layers, ``state_parts`` those of each
+        part of a recurrent state. Raises ``ValueError`` where the settings reckon with another state.
+        """
         size = align_up(block_bytes, BLOCK_ALIGN)
         self.settings = settings
         self._affinity = affinity
         self.objects = ObjectAllocator(region_bytes=settings.pool_blocks * size, page_bytes=size)
         registry = CacheRegistry(BLOCK_ALIGN)
         registry.add_prefix(size)
+        for part in state_parts:
+            registry.add_checkpoint_parts(piece_bytes(part, size, BLOCK_ALIGN), 1)
         layout = registry.close(self.objects)
         self.pool = LogicalBlockPool(
-            CacheBlockPool(self.objects), PrefixTrie(fold), layout.prefix, settings.block_tokens
+            CacheBlockPool(self.objects),
+            PrefixTrie(fold),
+            layout.prefix,
+            settings.block_tokens,
+            layout.checkpoint,
         )
+        if state_blocks(state_parts, size) != settings.state_blocks:
+            raise ValueError(
+                f"state_blocks is {settings.state_blocks}; a recurrent state of parts of "
+                f"{state_parts} bytes takes {state_blocks(state_parts, size)}"
+            )
         self.residents = Residents(settings, self.pool, (weights_version, kv_dtype))
         self.passes = 0
         self.pace: Pace | None = None
@@ -96,7 +111,7 @@ class Scheduler:
         self.journal = journal
         if journal is not None:
             self.pool.named, self.pool.likened = journal.named, journal.likened
-            origin = Origin(settings, block_bytes, weights_version, kv_dtype)
+            origin = Origin(settings, block_bytes, weights_version, kv_dtype, state_parts)
             journal.open(origin, self.passes, partial(capture, self))
 
     # events
@@ -161,11 +176,14 @@ class Scheduler:
         plan = commit_results(
             self.residents, grants, decode, extended, chunks, pass_id=self.passes, now_s=now_s
         )
+        ops = grants.ops
+        if self.pool.state_type is not None:
+            ops += publish_states(self.residents, self.settings, plan, extended).ops
         self.residents.counters.decode_tokens += len(plan.decode.slots)
         if self.pace is not None and not plan.empty:
             self.pace.handed_over(now_s, sum(chunk.end - chunk.begin for chunk in plan.chunks))
         if self.journal is not None:
-            self.journal.planned(plan, grants.ops, self.residents, now_s)
+            self.journal.planned(plan, ops, self.residents, now_s)
         return plan
 
     def stalled_head(self, plan: PassPlan) -> Sequence | None:
@@ -300,7 +318,11 @@ class Scheduler:
         )
         if end <= begin:
             return None
-        return Chunk(sequence, begin, end, plan.store_from, way, starts)
+        chunk = Chunk(sequence, begin, end, plan.store_from, way, starts)
+        holder = self.residents.holders[sequence.number]
+        if holder.frontier is not None:
+            chunk.end, chunk.stops = plan_publication(self.settings, holder, sequence, begin, end)
+        return chunk
 
     def _grant_waiting(
         self, grants: Grants, chunks: list[Chunk], budget: int, contenders: int, now_s: float
@@ -374,7 +396,8 @@ class Scheduler:
             return short
         short = grants.take_all(claimant, plan.missing)
         if not short:
-            chunk.way, chunk.begin, chunk.end = other.way, other.begin, other.end
+            chunk.way, chunk.begin = other.way, other.begin
+            chunk.end, chunk.stops = other.end, other.stops
         return short
 
     def _make_row_free(self, grants: Grants, sequence: Sequence) -> bool:
@@ -422,6 +445,10 @@ class Scheduler:
                 block_tokens=self.settings.block_tokens,
             )
             if end > chunk.end and grants.check_producers(holder, chunk.end, end) is None:
+                if holder.frontier is not None:
+                    end, chunk.stops = plan_publication(
+                        self.settings, holder, chunk.sequence, chunk.begin, end
+                    )
                 grants.set_producers(holder, chunk.end, end)
                 budget -= end - chunk.end
                 chunk.end = end
@@ -430,11 +457,16 @@ class Scheduler:
 
     def cache_stats(self) -> CacheStats:
         """Where the blocks are. O(blocks of ended sequences)."""
-        slots = self.pool.slots
-        held = slots.allocated - len(slots.sorted)
+        slots, holders = self.pool.slots, self.residents.holders
+        states = self.pool.checkpoints
+        if self.pool.state_type is not None:
+            fronts = [holder.frontier for holder in holders.values()]
+            states += sum(state is not None and state.allocated for state in fronts)
+        cached = len(slots.sorted) - self.pool.checkpoints
+        free, blocks = self.objects.pages.free_pages, slots.allocated - states
         leaving: set[LogicalBlock] = set()
         for sequence in self.residents.retiring:
-            holder = self.residents.holders.get(sequence.number)
+            holder = holders.get(sequence.number)
             if holder is not None:
                 leaving.update(
                     b
@@ -443,10 +475,11 @@ class Scheduler:
                 )
         return CacheStats(
             total_blocks=self.settings.pool_blocks,
-            free_blocks=self.settings.pool_blocks - slots.allocated,
-            cached_blocks=len(slots.sorted),
-            held_blocks=held - len(leaving),
+            free_blocks=free,
+            cached_blocks=cached,
+            held_blocks=blocks - cached - len(leaving),
             in_flight_blocks=len(leaving),
+            state_blocks=self.settings.pool_blocks - free - blocks,
             indexed_blocks=len(self.pool.trie),
             block_tokens=self.settings.block_tokens,
         )
@@ -456,5 +489,6 @@ class Scheduler:
         self.residents.audit()
         stats = self.cache_stats()
         parts = stats.free_blocks + stats.cached_blocks + stats.held_blocks + stats.in_flight_blocks
-        assert parts == stats.total_blocks
-        assert self.objects.pages.free_pages == stats.free_blocks
+        assert parts + stats.state_blocks == stats.total_blocks
+        if self.pool.state_type is None:
+            assert not stats.state_blocks

@@ -34,6 +34,8 @@ class SchedulerSettings:
     block_tokens: int = 16
     pool_blocks: int = 1024
     """Cache blocks in the region."""
+    state_blocks: int = 0
+    """Of them, those that the recurrent state of one sequence takes the place of; 0: it has none."""
     phases: int = 2
     """1: each batch is awaited. 2: one batch is planned while another runs."""
     prefix_cache: bool = True
@@ -81,6 +83,11 @@ class SchedulerSettings:
             raise ValueError(
                 f"cache_generation is {self.cache_generation!r}, not all, auto or none"
             )
+        if not 0 <= self.state_blocks < self.pool_blocks:
+            raise ValueError(
+                f"the recurrent state of one sequence takes {self.state_blocks} blocks of memory; "
+                f"of {self.pool_blocks} that leaves none"
+            )
         if self.phases not in (1, 2):
             raise ValueError(f"phases is {self.phases}; it must be 1 or 2")
         if self.prefill_chunk_tokens < self.block_tokens:
@@ -101,5 +108,5 @@ class SchedulerSettings:
 
     @property
     def pool_tokens(self) -> int:
-        """Positions that fit the pool."""
-        return self.pool_blocks * self.block_tokens
+        """Positions that one sequence may have if it is alone."""
+        return (self.pool_blocks - self.state_blocks) * self.block_tokens

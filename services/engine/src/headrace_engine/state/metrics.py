@@ -35,6 +35,8 @@ class CacheStats:
     indexed_blocks: int = 0
     """Nodes of the prefix trie, with or without memory."""
     block_tokens: int = 0
+    state_blocks: int = 0
+    """Blocks' worth of memory in which recurrent states lie, live and kept."""
 
 
 @dataclass(frozen=True, slots=True)
