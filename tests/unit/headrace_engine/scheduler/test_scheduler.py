@@ -327,3 +327,21 @@ def test_a_storm_of_cancels_leaves_nothing() -> None:
     rig.run()
     rig.assert_true(after)
     rig.assert_idle()
+
+
+@BOTH
+@pytest.mark.parametrize("length", [5, 6, 7])
+def test_blocks_of_one_token_hold_up_to_the_edge_of_a_session(phases: int, length: int) -> None:
+    rig = Rig(phases=phases, block_tokens=1, session_tokens=8, pool_blocks=10, max_batch=2)
+    first, again = rig.push(list(range(length)), 9), rig.push(list(range(length)), 9)
+    rig.run()
+    for handle in (first, again):
+        rig.assert_true(handle)
+        assert len(rig.tokens(handle)) == 8 - length
+        assert rig.reason(handle) is FinishReason.LENGTH
+    third = rig.push(list(range(length)), 1)
+    rig.run()
+    end = rig.choice(third).end
+    assert end is not None
+    assert end.usage.cached_tokens == length - 1
+    rig.assert_idle()
