@@ -18,11 +18,10 @@ def same(one: Any, other: Any) -> bool:
     """Equal in every field, arrays included."""
     if is_dataclass(one):
         return all(same(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
-    if isinstance(one, np.ndarray):
+    if type(one) is np.ndarray:
         return bool(np.array_equal(one, other))
-    many: Any = one if isinstance(one, (list, tuple)) else None
-    if many is not None:
-        return len(many) == len(other) and all(map(same, many, other))
+    if type(one) in (list, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)
 
 
