@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 UNHURRIED_S = 0.005
 """Who waited as long as this for a batch, while another was ready to run, is ahead of the device."""
-NAP_S = 0.0001
-"""Long enough for the signal thread, and the io thread after it, to get hold of the interpreter."""
+NAP_S = 0.0003
+"""Long enough for the signal thread and the io thread after it to send a frame on its way."""
 
 
 def give_way(
