@@ -25,21 +25,23 @@ What is compared is measured in one process, in short turns, so that other load 
 meets both sides alike: believe ratios before microseconds. Collection of garbage is off during passes,
 as it is in the engine's loop.
 
-Measured on two shared cores under a load of 7 to 13, so microseconds are upper bounds (the best tenth
-of passes is nearer to a quiet machine); medians, with the best tenth in brackets:
+Measured on two shared cores. The first figure is the median of a quiet quarter of an hour (microseconds);
+the ratios were found under load, by turns of the code then and now: before partial siblings, and with them
+(a block carries more, and its parent a list of children).
 
-    256 rows     blocks of 16: 628 before, 443-515 (281-447) after     of 64: 390 before, 280 (190)
-    1,024 rows   blocks of 16: 1,293 (817)                             of 64: 586 (369)
-    long/short   1.03-1.06 and 1.06; one page from a pool of 1.6 million pages: 387 µs before, 1.8 after
-    admission    blocks of 16: 14.2 ms before, 6.0 (best 1.7) after    of 64: 1.4 ms (best 1.2)
-    waiting      7-15 µs      metadata  1,211 and 1,404 bytes      plain reference  5 to 22 times as long
+    256 rows     blocks of 16: 323, times 0.77, 0.82     of 64: 258, times 0.77, 0.84
+    1,024 rows   blocks of 16: 1,279, times 0.74, 0.95   of 64: 653, times 0.80, 0.78
+    long/short   1.06        waiting  7-15        metadata  1,211 and 1,404 bytes
+    admission    2.7 ms (blocks of 16), 1.4 ms (of 64)
+    plain reference  9 to 22 times as long
+    changing     3.6 times a steady pass at 256 rows with blocks of 16: a sequence of 60 blocks that ends
+                 and one that begins cost about 0.7 ms together under that load. It is not within a tenth.
 
 What was predicted and came true: page masks as one large integer cost by the pool's size, not by what
 is done (two-level masks do not); half of an admission was hashing what is known (identity finds it
-without); a decode-only batch need not make its constant columns again (37 -> 17 µs). What did not:
-taking all blocks of a pass at once saves a fifth of a crossing, not half. Making the two objects of a
-block and hashing its key are the rest, about 5 µs a crossing in a cold cache; with blocks of 16 a pass of
-256 rows has 16 of them, and that is what is above the budget.
+without); a decode-only batch need not make its constant columns again. What nobody predicted: numpy takes
+five times as long for an index of int32 as for one of its own integers, and ten times for two indices as for
+one; that was a fifth of a pass. Page faults and growing dictionaries are most of the slowest passes.
 """
 
 from __future__ import annotations
