@@ -53,6 +53,8 @@ def build(daemon: Daemon, tree: Path, dockerfile: str, *more: str) -> str:
     return daemon.docker(
         *("build", "--network", "none", "--build-context", f"wheels={wheel_folder()}"),
         *("--build-arg", "PIP_NO_INDEX=1", "--build-arg", f"REVISION={revision}"),
+        # The same for every commit, so that what did not change comes from the build cache.
+        *("--build-arg", "SOURCE_DATE_EPOCH=0"),
         *("--file", tree / dockerfile, *more, tree),
         timeout_s=BUILD_S,
     )
