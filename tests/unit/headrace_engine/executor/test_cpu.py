@@ -19,6 +19,7 @@ from headrace_engine.model.decoder import Dtype, KvDtype
 from headrace_engine.state.batch import ResolvedCopy
 from support import gguf_files
 from support.decoding import Driver, Run
+from support.engine import Rig
 
 pytestmark = pytest.mark.torch
 
@@ -155,6 +156,42 @@ def test_restores_come_before_and_publishes_after_the_pass(tmp_path: Path) -> No
     target, source = published.target, published.source
     region = executor.region
     assert np.array_equal(region[target : target + size], region[source : source + size])
+    executor.close()
+
+
+@pytest.mark.rule("siblings.copied-before")
+@pytest.mark.parametrize("phases", [1, 2])
+def test_a_prompt_that_parts_inside_a_block_says_what_it_says_without_a_copy(
+    tmp_path: Path, phases: int
+) -> None:
+    path = gguf_files.write(tmp_path / "m.gguf", gguf_files.tensors())
+    executor = CpuExecutor.load(str(path), threads=1)
+    rig = Rig(
+        executor=executor,
+        phases=phases,
+        block_tokens=16,
+        pool_blocks=32,
+        session_tokens=96,
+        batch_tokens=64,
+        prefill_chunk_tokens=32,
+    )
+    prompt = list(range(3, 44))
+    rig.push(prompt, 6)
+    rig.run()
+    turns = [prompt, [*prompt[:37], 50, 51], [*prompt[:3], 60], [*prompt, *rig.tokens(1)[:3], 70]]
+    for turn, begin in zip(turns, (40, 37, 3, 44), strict=True):
+        before = rig.loop.metrics.get().cached_tokens
+        copied = rig.push(turn, 6, logprobs=3)
+        rig.run()
+        assert rig.loop.metrics.get().cached_tokens - before == min(begin, len(turn) - 1)
+        alone = rig.push(turn, 6, logprobs=3, cache_salt=bytes([begin]))
+        rig.run()
+        assert rig.tokens(copied) == rig.tokens(alone)
+        for one, other in zip(rig.choice(copied).logprobs, rig.choice(alone).logprobs, strict=True):
+            assert np.array_equal(one.chosen, other.chosen), "to the last bit"
+            assert np.array_equal(one.top_values, other.top_values)
+    assert rig.scheduler.residents.counters.copied_tokens == 8 + 5 + 3 + 12
+    rig.assert_idle()
     executor.close()
 
 
