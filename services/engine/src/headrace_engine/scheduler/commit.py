@@ -99,13 +99,16 @@ def commit_results(
     were paused after their chunk was planned: those are dropped.
     """
     _pause_losers(residents, grants, now_s)
-    table = TableChanges()
-    decode = _commit_decodes(residents, decode, extended, table)
     running = [c for c in chunks if c.sequence.number not in grants.paused]
-    plan = PassPlan(pass_id, decode, running, table)
+    # First: what this pass completes may turn out to be known already, and is then not offered.
+    restores: list[ResolvedCopy] = []
     for chunk in running:
         if chunk.way.sources:
-            _commit_copies(residents, chunk, plan.restores)
+            _commit_copies(residents, chunk, restores)
+    table = TableChanges()
+    decode = _commit_decodes(residents, decode, extended, table)
+    plan = PassPlan(pass_id, decode, running, table, restores=restores)
+    for chunk in running:
         _commit_chunk(residents, chunk, table, now_s)
     running.sort(key=_generates, reverse=True)
     return plan
