@@ -203,6 +203,11 @@ class EngineMetrics:
         self._total(
             "cached_tokens", "Prompt tokens found in the prefix cache.", lambda s: s.cached_tokens
         )
+        self._total(
+            "copied_tokens",
+            "Known tokens copied out of a block that is shared in part, instead of computed.",
+            lambda s: s.copied_tokens,
+        )
         self._total("prefill_tokens", "Known tokens computed.", lambda s: s.prefill_tokens)
         self._total("decode_tokens", "Tokens computed one at a time.", lambda s: s.decode_tokens)
         self._total("generated_tokens", "Tokens decided.", lambda s: s.generated_tokens)

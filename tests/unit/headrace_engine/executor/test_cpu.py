@@ -190,7 +190,7 @@ def test_a_prompt_that_parts_inside_a_block_says_what_it_says_without_a_copy(
         for one, other in zip(rig.choice(copied).logprobs, rig.choice(alone).logprobs, strict=True):
             assert np.array_equal(one.chosen, other.chosen), "to the last bit"
             assert np.array_equal(one.top_values, other.top_values)
-    assert rig.scheduler.residents.counters.copied_tokens == 8 + 5 + 3 + 12
+    assert rig.loop.metrics.get().copied_tokens == 8 + 5 + 3 + 12
     rig.assert_idle()
     executor.close()
 

@@ -401,6 +401,7 @@ class EngineLoop:
                 total_blocks=self._settings.pool_blocks,
                 prompt_tokens=counters.prompt_tokens,
                 cached_tokens=counters.cached_tokens,
+                copied_tokens=counters.copied_tokens,
                 prefill_tokens=counters.prefill_tokens,
                 decode_tokens=counters.decode_tokens,
                 generated_tokens=self._generated,

@@ -72,7 +72,6 @@ def publish_states(
         state.origins = frozenset(holder.origins)
         residents.pool.attach_state(block, state)
         holder.checkpointed = position
-    residents.counters.checkpoints += len(taken)
     return grants
 
 

@@ -37,7 +37,6 @@ class Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     copied_tokens: int = 0
-    checkpoints: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
     recomputed_tokens: int = 0

@@ -72,7 +72,9 @@ class ScheduleMetrics:
     prompt_tokens: int = 0
     """Total prompt tokens of sequences that ran for the first time."""
     cached_tokens: int = 0
-    """Total of those that were found in the prefix cache."""
+    """Total of those that were found in the prefix cache, to the token."""
+    copied_tokens: int = 0
+    """Total known tokens copied out of a block that is shared in part, instead of computed."""
     prefill_tokens: int = 0
     """Total tokens computed for known context, recomputation included."""
     decode_tokens: int = 0
