@@ -21,6 +21,8 @@ from support.following import Followed, follow
 from support.kubernetes import Cluster, Refused, Release, until
 from support.timings import Timings
 
+pytestmark = pytest.mark.timeout(600)
+
 STREAMS = 50
 PROMPT = " ".join(map(str, range(100, 300)))
 """No piece of it looks like another."""

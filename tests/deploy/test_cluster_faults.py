@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from support.kubernetes import Cluster, Refused, Release, merged, until
 
+pytestmark = pytest.mark.timeout(600)
+
 SMALL = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
 BASE: dict[str, Any] = {
     "gateway": {"replicas": 1, "resources": SMALL},

@@ -30,10 +30,14 @@ for name in kubelet names dns proxy scheduler controllers apiserver etcd; do end
 
 docker ps -aq --filter label=io.kubernetes.pod.uid 2>/dev/null | xargs -r docker rm -f -v >/dev/null 2>&1
 [ ! -x "$BIN/kube-proxy" ] || "$BIN/kube-proxy" --cleanup >/dev/null 2>&1
-iptables-save -t nat 2>/dev/null | awk '/^-A POSTROUTING .*-j CNI-/ {sub("-A", "-D"); print}' |
-    while read -r rule; do eval "iptables -t nat $rule"; done
-iptables-save -t nat 2>/dev/null | sed -n 's/^:\(CNI-[^ ]*\) .*/\1/p' | while read -r chain; do
-    iptables -t nat -F "$chain" && iptables -t nat -X "$chain"
+# What the proxy's own cleaning leaves: chains of the kubelet and of the pods' network.
+for table in mangle filter nat; do
+    iptables-save -t $table 2>/dev/null | sed -n 's/^-A \(.*-j \(KUBE\|CNI\)-.*\)/\1/p' |
+        while read -r rule; do eval "iptables -w -t $table -D $rule"; done
+    for action in -F -X; do
+        iptables-save -t $table 2>/dev/null | sed -n 's/^:\(\(KUBE\|CNI\)-[^ ]*\) .*/\1/p' |
+            while read -r chain; do iptables -w -t $table $action "$chain"; done
+    done
 done
 iptables -w -D FORWARD -i $BRIDGE -o $BRIDGE -j ACCEPT 2>/dev/null
 awk -v root="$STATE/" 'index($2, root) == 1 {print $2}' /proc/mounts | sort -r | xargs -r umount

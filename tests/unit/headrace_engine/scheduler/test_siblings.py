@@ -336,3 +336,22 @@ def test_without_keys_that_differ_siblings_are_still_exact() -> None:
         for handle in handles:
             rig.assert_true(handle)
         rig.assert_idle()
+
+
+@BOTH
+@pytest.mark.rule("siblings.copied-before")
+@pytest.mark.parametrize("apart", range(6))
+def test_a_burst_of_one_prompt_copies_from_what_its_own_pass_completes(
+    phases: int, apart: int
+) -> None:
+    rig = Rig(phases=phases, max_batch=32, max_waiting=64, pool_blocks=512, batch_tokens=64)
+    prompt = list(range(30))
+    handles: list[int] = []
+    for _ in range(50):
+        handles.append(rig.push(prompt, max_new_tokens=12))
+        for _ in range(apart):
+            rig.step()
+    rig.run()
+    for handle in handles:
+        rig.assert_true(handle)
+    rig.assert_idle()
