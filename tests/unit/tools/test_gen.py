@@ -14,7 +14,12 @@ from headrace_kit.settings import Settings, setting
 
 def test_every_file_is_made_and_ends_with_one_line_break() -> None:
     made = gen.everything()
-    assert len(made) == 9
+    assert made.keys() >= {
+        "docs/reference/metrics.md",
+        "docs/reference/engine.schema.json",
+        "docker/.env.example",
+        "charts/headrace/values.schema.json",
+    }
     for name, text in made.items():
         assert text.endswith("\n"), name
         assert not text.endswith("\n\n"), name
