@@ -9,9 +9,10 @@ import socket
 from pathlib import Path
 
 import pytest
-from headrace_gateway.app import OK, REFUSED, GatewayProcess, main, pepper_of
+from headrace_gateway.app import GatewayProcess, main, pepper_of
 from headrace_gateway.settings import GatewaySecrets, GatewaySettings
 from headrace_kit.errors import SettingsError
+from headrace_kit.process import OK, REFUSED
 from support.redis import free_port
 
 PEPPER = "0123456789abcdef"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 from support.http_edge import Edge, Wire
 
 ASK = {"model": "m", "prompt": "a"}
@@ -53,3 +54,13 @@ async def test_a_draining_gateway_keeps_no_connection(
     after = await client.post("/v1/completions", json={**ASK, "stream": True})
     assert "connection" not in before.headers
     assert after.headers["connection"] == "close"
+
+
+async def test_probes_that_find_all_well_are_no_news_in_the_log(
+    client: httpx.AsyncClient,
+) -> None:
+    with capture_logs() as said:
+        for path in ("/health/live", "/metrics", "/v1/models"):
+            await client.get(path)
+    levels = [(line["route"], line["log_level"]) for line in said]
+    assert levels == [("/health/live", "debug"), ("/metrics", "debug"), ("/v1/models", "info")]

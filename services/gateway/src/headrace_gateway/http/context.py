@@ -21,6 +21,9 @@ _KEY: Final = "headrace.context"
 _SANE_LABEL: Final = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 LEFT: Final = 499
 """Status in logs and metrics of a request whose client went away."""
+_PROBES: Final = frozenset({"/health/live", "/health/ready", "/metrics"})
+"""Asked every few seconds by machines: while all is well, that is no news."""
+_OK: Final = 200
 
 log = get_logger(__name__)
 
@@ -104,7 +107,8 @@ class ContextLayer:
         seconds = self._clock.monotonic() - context.started_s
         route, method = route_of(scope), method_of(scope)
         self._metrics.http_requests.labels(route, status).inc()
-        log.info(
+        probe = route in _PROBES and status == _OK
+        (log.debug if probe else log.info)(
             "http.finished",
             id=context.id,
             label=context.label,
