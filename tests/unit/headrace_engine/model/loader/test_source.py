@@ -50,7 +50,9 @@ def test_a_hub_name_is_looked_up_in_the_local_cache_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ModelRejected, match=r"not in the local cache .*headrace fetch hf://org/name"):
+    with pytest.raises(
+        ModelRejected, match=r"not in the local cache .*headrace fetch hf://org/name"
+    ):
         resolve("hf://org/name")
     folder = tmp_path / "models--org--name"
     (folder / "refs").mkdir(parents=True)
