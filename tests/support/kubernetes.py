@@ -187,14 +187,15 @@ class Release:
             text=True,
             env={**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig)},
         )
+        assert process.stdout is not None
         try:
-            assert process.stdout is not None
             line = process.stdout.readline()  # Forwarding from 127.0.0.1:34567 -> 6379
             assert "127.0.0.1:" in line, line
             yield int(line.split("127.0.0.1:")[1].split()[0])
         finally:
             process.terminate()
             process.wait()
+            process.stdout.close()
 
     def uninstall(self) -> None:
         """Removes it and its namespace, without a drain."""
