@@ -120,7 +120,7 @@ def test_a_key_with_a_limit_on_requests_a_minute_meets_it(stack: ServedStack) ->
         (["--scope=everything"], "scopes are some of"),
         (["--band=9"], "band is 0"),
         (["--expires=soon"], "no span of time"),
-        (["--max-concurrency=0"], "at least 1"),
+        (["--max-concurrency=0"], "max_concurrency is 1 to"),
     ],
 )
 def test_keys_that_make_no_sense_are_refused(

@@ -100,6 +100,7 @@ async def test_blob_is_found_by_its_checksum(wires: Wires) -> None:
 
 async def test_api_key_is_kept_as_it_was_put(wires: Wires) -> None:
     gateway = await wires.gateway()
+    assert await gateway.api_keys() == []
     assert await gateway.api_key("hrk_1") is None
     limited = replace(
         KEY,

@@ -56,7 +56,7 @@ def metrics(_: httpx.Request) -> httpx.Response:
 
 GOOD: Mapping[str, Answer] = {
     "GET /v1/models": models,
-    "GET /v1/models/m": lambda _: httpx.Response(200, json={"context_tokens": 64}),
+    "GET /v1/models/m": lambda _: httpx.Response(200, json={"max_model_len": 64}),
     "POST /v1/completions": lambda _: stream(PIECES),
     "GET /v1/requests/cmpl-1/events": events,
     "DELETE /v1/requests/cmpl-1": lambda _: httpx.Response(200, json={"cancelled": True}),

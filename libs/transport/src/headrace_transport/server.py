@@ -133,6 +133,8 @@ class Server:
     async def _exchange(self, commands: Sequence[Sequence[Argument]]) -> list[Answer]:
         if self._closed:
             raise TransportUnavailable("the wire is closed")
+        if not commands:  # no reply would ever come
+            return []
         if self._slots.locked():
             try:
                 async with asyncio.timeout(self.options.op_timeout_s):

@@ -192,7 +192,7 @@ def _long(client: httpx.Client, plan: Plan) -> int:
     """Many tokens, as far as the model's context goes."""
     answer = client.get(f"/v1/models/{plan.model or first_model(client)}")
     check(answer)
-    context = answer.json().get("context_tokens")
+    context = answer.json().get("max_model_len")
     return min(LONG, int(context) // 2) if isinstance(context, int) else plan.max_tokens
 
 
