@@ -6,7 +6,13 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-_NAMES = "subjectAltName=DNS:localhost,IP:127.0.0.1"
+_EXTENSIONS = """
+subjectAltName=DNS:localhost,IP:127.0.0.1
+basicConstraints=critical,CA:FALSE
+subjectKeyIdentifier=hash
+authorityKeyIdentifier=keyid
+"""
+"""What RFC 5280 asks for: Python 3.13 verifies strictly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +31,11 @@ def make_certificates(folder: Path) -> Certificates:
     curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     request = folder / "tls.csr"
     extension = folder / "names"
-    extension.write_text(_NAMES)
+    extension.write_text(_EXTENSIONS)
     _openssl(
         *("req", "-x509", *curve, "-keyout", folder / "ca.key", "-out", made.ca),
         *("-days", "2", "-subj", "/CN=test authority"),
+        *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
     )
     _openssl("req", *curve, "-keyout", made.key, "-out", request, "-subj", "/CN=localhost")
     _openssl(
