@@ -1,15 +1,20 @@
-"""What it takes to reach another deployment's server: as its gateways are told, by the environment."""
+"""What it takes to reach a server: the local stack's, or another deployment's as its gateways are told."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 
 from headrace_gateway.settings import GatewaySecrets, GatewaySettings
 from headrace_kit.errors import SettingsError
 from headrace_kit.settings import load, load_secrets
 from headrace_transport.address import Access
+from headrace_transport.connection import connect_gateway
+from headrace_transport.errors import TransportError
+from headrace_transport.interface import GatewayWire
 
 from headrace_cli.errors import CommandFailed
+from headrace_cli.state import RunningStack, StateDir
 
 
 def from_environment(environ: Mapping[str, str]) -> tuple[Access, GatewaySecrets]:
@@ -19,3 +24,27 @@ def from_environment(environ: Mapping[str, str]) -> tuple[Access, GatewaySecrets
         return Access.of(load(GatewaySettings, environ=environ), hidden), hidden
     except SettingsError as error:
         raise CommandFailed(str(error)) from error
+
+
+def running_stack(state: StateDir) -> RunningStack:
+    """The local stack, for a command that names no server. Raises CommandFailed."""
+    running = state.running() if state.is_locked() else None
+    if running is None:
+        raise CommandFailed(
+            "No stack runs here, and no --redis-url names another server.",
+            hint="Start one with `headrace serve`.",
+        )
+    return running
+
+
+@asynccontextmanager
+async def open_wire(redis_url: str, access: Access) -> AsyncGenerator[GatewayWire]:
+    """The wire over a server. Raises CommandFailed for one that cannot be used, then or later."""
+    try:
+        wire = await connect_gateway(redis_url, access=access)
+        try:
+            yield wire
+        finally:
+            await wire.close()
+    except TransportError as error:
+        raise CommandFailed(f"The server {redis_url} cannot be used: {error}") from error

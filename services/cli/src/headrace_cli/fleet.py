@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace_transport.address import Access
-from headrace_transport.connection import connect_gateway
-from headrace_transport.errors import TransportError
 from headrace_transport.interface import EngineInfo, GatewayWire
 
-from headrace_cli.access import from_environment
+from headrace_cli.access import from_environment, open_wire, running_stack
 from headrace_cli.errors import CommandFailed
 from headrace_cli.state import StateDir
 
@@ -44,12 +42,7 @@ class Fleet:
         """
         url = redis_url or environ.get("HEADRACE_GATEWAY_REDIS_URL")
         if url is None:
-            running = state.running() if state.is_locked() else None
-            if running is None:
-                raise CommandFailed(
-                    "No stack runs here, and no --redis-url names another server.",
-                    hint="Start one with `headrace serve`.",
-                )
+            running = running_stack(state)
             password = state.secret(state.redis_password_file)
             return cls(running.redis_url, Access(password=password))
         access, _ = from_environment(environ)
@@ -58,14 +51,8 @@ class Fleet:
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[GatewayWire]:
         """The wire. Raises CommandFailed for a server that cannot be used."""
-        try:
-            wire = await connect_gateway(self.redis_url, access=self.access)
-            try:
-                yield wire
-            finally:
-                await wire.close()
-        except TransportError as error:
-            raise CommandFailed(f"The server {self.redis_url} cannot be used: {error}") from error
+        async with open_wire(self.redis_url, self.access) as wire:
+            yield wire
 
 
 async def picture(wire: GatewayWire) -> str:

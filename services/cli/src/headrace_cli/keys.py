@@ -16,11 +16,9 @@ from typing import Final
 from headrace_gateway.auth.keys import KeyStore
 from headrace_kit.clock import SystemClock
 from headrace_transport.address import Access
-from headrace_transport.connection import connect_gateway
-from headrace_transport.errors import TransportError
 from headrace_transport.interface import ApiKey
 
-from headrace_cli.access import from_environment
+from headrace_cli.access import from_environment, open_wire, running_stack
 from headrace_cli.errors import CommandFailed
 from headrace_cli.state import StateDir
 
@@ -47,12 +45,7 @@ class KeyPlace:
         """
         url = redis_url or environ.get("HEADRACE_GATEWAY_REDIS_URL")
         if url is None:
-            running = state.running() if state.is_locked() else None
-            if running is None:
-                raise CommandFailed(
-                    "No stack runs here, and no --redis-url names another server.",
-                    hint="Start one with `headrace serve`.",
-                )
+            running = running_stack(state)
             return cls(
                 running.redis_url,
                 Access(password=state.secret(state.redis_password_file)),
@@ -71,13 +64,8 @@ class KeyPlace:
     async def open(self) -> AsyncGenerator[KeyStore]:
         """The keys there. Raises CommandFailed for a server that cannot be used."""
         try:
-            wire = await connect_gateway(self.redis_url, access=self.access)
-            try:
+            async with open_wire(self.redis_url, self.access) as wire:
                 yield KeyStore(wire, self.pepper.encode(), SystemClock())
-            finally:
-                await wire.close()
-        except TransportError as error:
-            raise CommandFailed(f"The server {self.redis_url} cannot be used: {error}") from error
         except ValueError as error:
             raise CommandFailed(f"{error}.") from error
 

@@ -1,0 +1,32 @@
+"""How a command finds a server, and what it says where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from headrace_cli.access import from_environment, open_wire, running_stack
+from headrace_cli.errors import CommandFailed
+from headrace_cli.state import StateDir
+from headrace_transport.address import Access
+
+
+def test_the_environment_gives_what_a_gateway_of_that_deployment_has() -> None:
+    access, hidden = from_environment(
+        {"HEADRACE_GATEWAY_REDIS_PASSWORD": "p", "HEADRACE_GATEWAY_PEPPER": "q" * 20}
+    )
+    assert access.password == "p"
+    assert hidden.pepper is not None
+    assert hidden.pepper.get_secret_value() == "q" * 20
+
+
+def test_a_command_without_a_server_says_what_to_start(tmp_path: Path) -> None:
+    with pytest.raises(CommandFailed, match="No stack runs here") as failed:
+        running_stack(StateDir(tmp_path))
+    assert failed.value.hint == "Start one with `headrace serve`."
+
+
+async def test_a_server_that_is_not_there_is_named() -> None:
+    with pytest.raises(CommandFailed, match=r"The server redis://127\.0\.0\.1:1/0 cannot be used"):
+        async with open_wire("redis://127.0.0.1:1/0", Access()):
+            pass
