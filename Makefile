@@ -18,7 +18,7 @@ export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup serve gen gen-check lock fmt lint types arch rules smoke test test-unit \
+.PHONY: help setup serve gen gen-check docs lock fmt lint types arch rules smoke test test-unit \
 	test-shared test-integration test-e2e test-chaos test-deploy images test-gpu test-pythons bench \
 	check clean reset
 
@@ -39,6 +39,9 @@ gen-check: setup ## fail when a generated file is not what `make gen` writes
 	@$(BIN)/python tools/gen_proto.py --check
 	@$(BIN)/python tools/gen.py --check
 
+docs: setup ## build the guides as a site, build/site; broken links and lost pages fail
+	@$(BIN)/python tools/docs_site.py $(ARGS)
+
 lock: setup ## compile requirements/*.txt; ARGS=--upgrade takes newer versions
 	@$(BIN)/python tools/lock.py $(ARGS)
 	@$(MAKE) --no-print-directory setup
@@ -48,12 +51,13 @@ fmt: setup ## format, and mend what ruff can mend
 	@$(BIN)/ruff format --quiet
 	@$(BIN)/ruff check --fix --quiet
 
-lint: setup ## form, ruff's rules, words, layout, versions
+lint: setup ## form, ruff's rules, words, layout, versions, links of the guides
 	@$(BIN)/ruff format --check --quiet || { echo "not formatted: run \`make fmt\`"; exit 1; }
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/python tools/check_words.py
 	@$(BIN)/python tools/check_layout.py
 	@$(BIN)/python tools/check_versions.py
+	@$(BIN)/python tools/docs_site.py
 
 types: setup ## pyright, strict, tests included
 	@$(BIN)/pyright --threads 2
