@@ -248,7 +248,7 @@ class ScriptedEngine:
         entries = await self.wire.read_control(self.name, self._control, block_ms=0)
         if entries:
             self._control = entries[-1][0]
-        return [control for _, control in entries]
+        return [control for _, control in entries if control is not None]
 
     async def obey_attach(self, claimed: Claimed) -> Control:
         """Waits for an attach of a request, and sends its rows there from then on."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
 from headrace_contracts import keys
-from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import ModelCard
 
 from headrace_transport.names import check_model
@@ -20,7 +19,7 @@ class CardReads(Part):
     async def card(self, model: str) -> ModelCard | None:
         """The card of a model, or None; also None for a version this process does not know."""
         reply = await self._server.command("GET", keys.card(check_model(model)))
-        return card_of(as_bytes(reply)) if reply is not None else None
+        return self._card_of(as_bytes(reply)) if reply is not None else None
 
     async def cards(self) -> Sequence[ModelCard]:
         """Every model's card, by name."""
@@ -28,13 +27,17 @@ class CardReads(Part):
         if not names:
             return []
         reply = await self._server.command("MGET", *(keys.card(name) for name in sorted(names)))
-        cards = (card_of(as_bytes(data)) for data in as_list(reply) if data is not None)
+        cards = (self._card_of(as_bytes(data)) for data in as_list(reply) if data is not None)
         return [card for card in cards if card is not None]
 
     async def blob(self, digest: str) -> bytes | None:
         """A file by its SHA-256 in hex, or None."""
         reply = await self._server.command("GET", keys.blob(digest))
         return as_bytes(reply) if reply is not None else None
+
+    def _card_of(self, data: bytes) -> ModelCard | None:
+        card = ModelCard.FromString(data)
+        return card if self.foreign.is_ours("card", card.version) else None
 
 
 class CardWrites(CardReads):
@@ -68,9 +71,3 @@ class CardWrites(CardReads):
 
 
 _ALL = ("ZRANGE", keys.MODELS, 0, -1)
-
-
-def card_of(data: bytes) -> ModelCard | None:
-    """A card of a version this process knows, or None."""
-    card = ModelCard.FromString(data)
-    return card if card.version == WIRE_VERSION else None

@@ -26,6 +26,7 @@ from headrace_transport.endings import (
     terminal_frame,
     total_usage,
 )
+from headrace_transport.foreign import Foreign
 from headrace_transport.interface import (
     FIRST_FRAME,
     Claimed,
@@ -121,8 +122,9 @@ class Claims:
     requests, and a server that came back empty is not told about leases of its former life.
     """
 
-    def __init__(self, steps: ClaimSteps) -> None:
+    def __init__(self, steps: ClaimSteps, foreign: Foreign) -> None:
         self._steps = steps
+        self._foreign = foreign
         self._taken: list[Taken] = []
 
     async def claim(self, model: str, engine: str, *, credit: int, lease_ms: int) -> list[Claimed]:
@@ -154,7 +156,7 @@ class Claims:
         ended = False
         ready: list[Claimed] = []
         for taken in self._taken:
-            outcome = _outcome(taken, found[taken.id])
+            outcome = self._outcome(taken, found[taken.id])
             if isinstance(outcome, Claimed):
                 ready.append(outcome)
             else:
@@ -177,7 +179,9 @@ class Claims:
         frames = await self._frames(begun, logs, fences)
         for each, fence in zip(begun, fences, strict=True):
             log = logs[each.id]
-            delivered = from_log(each.n, log)
+            delivered = found[each.id] = self._delivered(each, log)
+            if delivered.foreign_version is not None:
+                continue  # nothing is added to what cannot be read
             oldest = max((entry.attempt for entry in log), default=0)
             for gateway, slot in [*each.past, (each.gateway, each.slot)]:
                 own = fence if gateway == each.gateway else None
@@ -192,8 +196,15 @@ class Claims:
             )
             if missing is not None:
                 await self._steps.append_log(engine, each.id, each.attempt, missing)
-            found[each.id] = delivered
         return found
+
+    def _delivered(self, taken: Taken, log: Sequence[LogEntry]) -> Delivered:
+        """What the log holds; of one with an entry of another version, nothing but that."""
+        for entry in log:
+            if not self._foreign.is_ours("log", entry.version):
+                none: list[list[int]] = [[] for _ in range(taken.n)]
+                return Delivered(tokens=none, foreign_version=entry.version)
+        return from_log(taken.n, log)
 
     async def _frames(
         self,
@@ -216,6 +227,52 @@ class Claims:
             gateway: await self._steps.frames_of(gateway, starts[gateway], ends[gateway])
             for gateway in starts
         }
+
+    def _outcome(self, taken: Taken, found: Delivered) -> Claimed | Ending | None:
+        """A request to run, or why it ends; None: it had ended, and only finishing it was left."""
+        if found.foreign_version is not None:
+            return _unreadable(taken, _foreign("its resume log", found.foreign_version))
+        if taken.begun and found.complete:
+            return None
+        if taken.verdict == "poison":
+            return Ending(
+                FinishReason.ERROR,
+                Code.POISONED,
+                f"request {taken.id} was given up: {taken.crashes} engines died while they ran it",
+                dead_letter=f"{taken.crashes} engines died while they ran it",
+            )
+        if taken.verdict == "lost":
+            return _unreadable(taken, "its record is gone or too large")
+        whole = [mark for mark in taken.marks if taken.n == 1 or not mark.HasField("choice")]
+        if whole:
+            return ending_of(whole[0])
+        if taken.verdict == "expired":
+            return EXPIRED
+        record = self._decoded(taken)
+        if isinstance(record, Ending):
+            return record
+        return Claimed(
+            record=record,
+            attempt=taken.attempt,
+            crashes=taken.crashes,
+            delivered=found.tokens,
+            ended=ended_entries(found, attempt=taken.attempt),
+            cancels=taken.marks,
+            alone=taken.crashes >= SUSPECT_CRASHES,
+        )
+
+    def _decoded(self, taken: Taken) -> RequestRecord | Ending:
+        try:
+            record = RequestRecord.FromString(taken.record)
+        except DecodeError:
+            return _unreadable(taken, "its record cannot be decoded")
+        if not self._foreign.is_ours("record", record.version):
+            return _unreadable(taken, _foreign("its record", record.version))
+        if record.id != taken.id or record.n != taken.n:
+            return _unreadable(taken, "its record is another request's")
+        record.gateway = taken.gateway
+        record.slot = taken.slot
+        return record
 
     # ends
     async def _end(
@@ -266,50 +323,8 @@ def _fence(taken: Taken) -> Fence:
     )
 
 
-def _outcome(taken: Taken, found: Delivered) -> Claimed | Ending | None:
-    """A request to run, or why it ends; None: it had ended, and only finishing it was left."""
-    if taken.begun and found.complete:
-        return None
-    if taken.verdict == "poison":
-        return Ending(
-            FinishReason.ERROR,
-            Code.POISONED,
-            f"request {taken.id} was given up: {taken.crashes} engines died while they ran it",
-            dead_letter=f"{taken.crashes} engines died while they ran it",
-        )
-    if taken.verdict == "lost":
-        return _unreadable(taken, "its record is gone or too large")
-    whole = [mark for mark in taken.marks if taken.n == 1 or not mark.HasField("choice")]
-    if whole:
-        return ending_of(whole[0])
-    if taken.verdict == "expired":
-        return EXPIRED
-    record = _decoded(taken)
-    if isinstance(record, Ending):
-        return record
-    return Claimed(
-        record=record,
-        attempt=taken.attempt,
-        crashes=taken.crashes,
-        delivered=found.tokens,
-        ended=ended_entries(found, attempt=taken.attempt),
-        cancels=taken.marks,
-        alone=taken.crashes >= SUSPECT_CRASHES,
-    )
-
-
-def _decoded(taken: Taken) -> RequestRecord | Ending:
-    try:
-        record = RequestRecord.FromString(taken.record)
-    except DecodeError:
-        return _unreadable(taken, "its record cannot be decoded")
-    if record.version != WIRE_VERSION:
-        return _unreadable(taken, f"its record has version {record.version}, not {WIRE_VERSION}")
-    if record.id != taken.id or record.n != taken.n:
-        return _unreadable(taken, "its record is another request's")
-    record.gateway = taken.gateway
-    record.slot = taken.slot
-    return record
+def _foreign(what: str, version: int) -> str:
+    return f"{what} has version {version}, not {WIRE_VERSION}"
 
 
 def _unreadable(taken: Taken, why: str) -> Ending:

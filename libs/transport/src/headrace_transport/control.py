@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headrace_contracts import keys
-from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import Control
 
 from headrace_transport.names import check_process
@@ -20,7 +19,7 @@ class ControlReads(Part):
 
     async def read_control(
         self, engine: str, after: str, *, block_ms: int
-    ) -> Sequence[tuple[str, Control]]:
+    ) -> Sequence[tuple[str, Control | None]]:
         """See ``EngineWire.read_control``. What was read before ``after`` is deleted."""
         stream = keys.control(check_process("an engine", engine))
         reply = await self._server.blocking(
@@ -32,10 +31,14 @@ class ControlReads(Part):
         if not streams:
             return []
         entries = [
-            (name, Control.FromString(fields["control"]))
-            for name, fields in as_entries(as_list(streams[0])[1])
-            if "control" in fields
+            (name, self._control_of(fields)) for name, fields in as_entries(as_list(streams[0])[1])
         ]
         # safe: one reader per engine process, and these entries are nudges, not work
         await self._server.command("XTRIM", stream, "MINID", after)
-        return [(name, control) for name, control in entries if control.version == WIRE_VERSION]
+        return entries
+
+    def _control_of(self, fields: Mapping[str, bytes]) -> Control | None:
+        if "control" not in fields:
+            return None
+        control = Control.FromString(fields["control"])
+        return control if self.foreign.is_ours("control", control.version) else None

@@ -5,6 +5,7 @@ TransportError
 │   └── AccessDenied        it refuses our user or password, for now at least
 ├── ServerUnsuitable       the operator's move: the server, or how it is set up, cannot carry us
 ├── CommandFailed          a defect of ours, or foreign data under one of our keys
+├── ForeignVersion         the operator's move: who wrote this speaks another wire version
 └── SubmitRefused          the caller's move
     ├── QueueFull           come back later
     ├── ConcurrencyExceeded come back when one of the key's requests has ended
@@ -17,6 +18,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from headrace_contracts.codes import Code
+from headrace_contracts.limits import WIRE_VERSION
 
 
 class TransportError(Exception):
@@ -46,6 +48,14 @@ class ServerUnsuitable(TransportError):
 
 class CommandFailed(TransportError):
     """The server refused a command that should have worked."""
+
+
+class ForeignVersion(TransportError):
+    """What was read is of another wire version, and so is who wrote it."""
+
+    def __init__(self, what: str, *, version: int) -> None:
+        super().__init__(f"{what} has wire version {version}, and {WIRE_VERSION} is read here")
+        self.version = version
 
 
 class SubmitRefused(TransportError):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from headrace_contracts import keys
-from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import Fence, Frame
 
+from headrace_transport.foreign import Foreign
 from headrace_transport.interface import FrameId, OutEntry
 from headrace_transport.names import check_process
 from headrace_transport.part import Part
@@ -29,7 +29,7 @@ class FrameReads(Part):
             block_ms=block_ms,
         )
         streams = as_list(reply)
-        return out_entries(as_list(streams[0])[1]) if streams else []
+        return out_entries(as_list(streams[0])[1], self.foreign) if streams else []
 
     async def trim_out(self, gateway: str, below: FrameId) -> None:
         """See ``GatewayWire.trim_out``."""
@@ -71,23 +71,25 @@ class FrameWrites(Part):
             reply = await self._server.command(
                 "XRANGE", keys.out(gateway), f"({after}", end, "COUNT", _READ
             )
-            found += out_entries(reply)
+            found += out_entries(reply, self.foreign)
             if len(as_list(reply)) < _READ:
                 return found
             after = found[-1].id
 
 
-def out_entries(reply: Reply) -> list[OutEntry]:
-    """Frames and fences of a reply; what has a version of the future is left out."""
-    found: list[OutEntry] = []
-    for name, fields in as_entries(reply):
-        item: Frame | Fence
-        if "frame" in fields:
-            item = Frame.FromString(fields["frame"])
-        elif "fence" in fields:
-            item = Fence.FromString(fields["fence"])
-        else:
-            continue
-        if item.version == WIRE_VERSION:
-            found.append(OutEntry(id=FrameId(name), item=item))
-    return found
+def out_entries(reply: Reply, foreign: Foreign) -> list[OutEntry]:
+    """Every entry of a reply, so that a reader moves past all of them."""
+    return [
+        OutEntry(id=FrameId(name), item=_item_of(fields, foreign))
+        for name, fields in as_entries(reply)
+    ]
+
+
+def _item_of(fields: Mapping[str, bytes], foreign: Foreign) -> Frame | Fence | None:
+    if "frame" in fields:
+        frame = Frame.FromString(fields["frame"])
+        return frame if foreign.is_ours("frame", frame.version) else None
+    if "fence" in fields:
+        fence = Fence.FromString(fields["fence"])
+        return fence if foreign.is_ours("fence", fence.version) else None
+    return None

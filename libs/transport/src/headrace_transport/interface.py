@@ -26,6 +26,8 @@ from headrace_contracts.pb.queue_pb2 import (
     Usage,
 )
 
+from headrace_transport.foreign import Foreign
+
 FrameId = NewType("FrameId", str)
 """Id of an entry of an out stream, ``<ms>-<n>``; ``FIRST_FRAME`` is before all of them."""
 
@@ -171,7 +173,8 @@ class OutEntry:
     """One entry of an out stream."""
 
     id: FrameId
-    item: Frame | Fence
+    item: Frame | Fence | None
+    """None: it is of another wire version, and was counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +224,11 @@ class Allowance:
 class GatewayWire(Protocol):
     """The gateway's end."""
 
+    @property
+    def foreign(self) -> Foreign:
+        """What was read of other wire versions."""
+        ...
+
     # requests
     async def submit(
         self,
@@ -267,7 +275,10 @@ class GatewayWire(Protocol):
         ...
 
     async def read_log(self, request: str, after: str = "0-0") -> Sequence[tuple[str, LogEntry]]:
-        """Entries of the resume log after an entry id."""
+        """Entries of the resume log after an entry id.
+
+        Raises ``ForeignVersion`` when one of them is of another wire version.
+        """
         ...
 
     async def queue_depth(self, model: str) -> int: ...
@@ -339,6 +350,11 @@ class GatewayWire(Protocol):
 class EngineWire(Protocol):
     """The engine's end. ``engine`` is the process id: name and boot nonce."""
 
+    @property
+    def foreign(self) -> Foreign:
+        """What was read of other wire versions."""
+        ...
+
     # work
     async def wait_bell(self, model: str, *, timeout_ms: int) -> bool:
         """Waits for work on a connection of its own. Spurious wake-ups are allowed."""
@@ -406,7 +422,9 @@ class EngineWire(Protocol):
     # control
     async def read_control(
         self, engine: str, after: str, *, block_ms: int
-    ) -> Sequence[tuple[str, Control]]: ...
+    ) -> Sequence[tuple[str, Control | None]]:
+        """Entries after an explicit id; None is one of another wire version, which was counted."""
+        ...
 
     # models
     async def put_card(self, card: ModelCard) -> None: ...

@@ -42,7 +42,7 @@ class Leases(FrameWrites):
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
-        self._claims = Claims(self)
+        self._claims = Claims(self, self.foreign)
 
     async def wait_bell(self, model: str, *, timeout_ms: int) -> bool:
         """See ``EngineWire.wait_bell``."""

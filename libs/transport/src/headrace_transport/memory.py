@@ -31,6 +31,7 @@ from headrace_kit.clock import Clock, SystemClock
 from headrace_transport.claims import Claims, Taken
 from headrace_transport.endings import ending_of, terminal_frame, total_usage
 from headrace_transport.errors import RecordRejected, TransportUnavailable
+from headrace_transport.foreign import Foreign
 from headrace_transport.interface import (
     Allowance,
     ApiKey,
@@ -53,7 +54,7 @@ from headrace_transport.memory_work import ModelWork, Work, append_log, marks_of
 from headrace_transport.names import check_model, check_name, check_process, name_of
 from headrace_transport.options import WireOptions
 from headrace_transport.rates import Buckets
-from headrace_transport.records import encode, lengths_of
+from headrace_transport.records import check_log, encode, lengths_of
 
 _DEFAULTS = WireOptions()
 _SYSTEM = SystemClock()
@@ -180,6 +181,7 @@ class MemoryBroker:
 class _MemoryWire:
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker
+        self.foreign = Foreign(broker.clock.monotonic)
 
     async def ping(self) -> None:
         """Raises ``TransportUnavailable`` while the broker is down."""
@@ -191,7 +193,15 @@ class _MemoryWire:
     async def card(self, model: str) -> ModelCard | None:
         """The card of a model, or None."""
         await self._broker.enter()
-        return self._broker.cards.get(check_model(model))
+        return self._known_card(self._broker.cards.get(check_model(model)))
+
+    def _known_card(self, card: ModelCard | None) -> ModelCard | None:
+        known = card is not None and self.foreign.is_ours("card", card.version)
+        return card if known else None
+
+    def _known(self, item: Frame | Fence) -> Frame | Fence | None:
+        kind = "frame" if isinstance(item, Frame) else "fence"
+        return item if self.foreign.is_ours(kind, item.version) else None
 
 
 class MemoryGatewayWire(_MemoryWire):
@@ -318,7 +328,9 @@ class MemoryGatewayWire(_MemoryWire):
         """See ``GatewayWire.read_log``."""
         await self._broker.enter()
         log = self._broker.log(check_name("a request id", request))
-        return log.after(after) if log is not None else []
+        entries = log.after(after) if log is not None else []
+        check_log(request, entries, self.foreign)
+        return entries
 
     async def queue_depth(self, model: str) -> int:
         """See ``GatewayWire.queue_depth``."""
@@ -329,11 +341,7 @@ class MemoryGatewayWire(_MemoryWire):
         """See ``GatewayWire.read_out``."""
         await self._broker.enter()
         entries = await self._broker.out(gateway).read(after, block_ms=block_ms)
-        return [
-            OutEntry(id=FrameId(name), item=item)
-            for name, item in entries
-            if item.version == WIRE_VERSION
-        ]
+        return [OutEntry(id=FrameId(name), item=self._known(item)) for name, item in entries]
 
     async def trim_out(self, gateway: str, below: FrameId) -> None:
         """See ``GatewayWire.trim_out``."""
@@ -343,7 +351,8 @@ class MemoryGatewayWire(_MemoryWire):
     async def cards(self) -> Sequence[ModelCard]:
         """See ``GatewayWire.cards``."""
         await self._broker.enter()
-        return [self._broker.cards[name] for name in sorted(self._broker.cards)]
+        cards = (self._known_card(self._broker.cards[name]) for name in sorted(self._broker.cards))
+        return [card for card in cards if card is not None]
 
     async def blob(self, digest: str) -> bytes | None:
         """See ``GatewayWire.blob``."""
@@ -416,7 +425,7 @@ class MemoryEngineWire(_MemoryWire):
 
     def __init__(self, broker: MemoryBroker) -> None:
         super().__init__(broker)
-        self._claims = Claims(self)
+        self._claims = Claims(self, self.foreign)
 
     async def wait_bell(self, model: str, *, timeout_ms: int) -> bool:
         """See ``EngineWire.wait_bell``."""
@@ -503,11 +512,14 @@ class MemoryEngineWire(_MemoryWire):
 
     async def read_control(
         self, engine: str, after: str, *, block_ms: int
-    ) -> Sequence[tuple[str, Control]]:
+    ) -> Sequence[tuple[str, Control | None]]:
         """See ``EngineWire.read_control``."""
         await self._broker.enter()
         stream = self._broker.control(check_process("an engine", engine))
-        return await stream.read(after, block_ms=block_ms)
+        return [
+            (name, control if self.foreign.is_ours("control", control.version) else None)
+            for name, control in await stream.read(after, block_ms=block_ms)
+        ]
 
     async def put_card(self, card: ModelCard) -> None:
         """See ``EngineWire.put_card``."""
@@ -602,7 +614,7 @@ class MemoryEngineWire(_MemoryWire):
         await self._broker.enter()
         stream = self._broker.outs.get(gateway)
         entries = stream.after(after, before) if stream is not None else []
-        return [OutEntry(id=FrameId(name), item=item) for name, item in entries]
+        return [OutEntry(id=FrameId(name), item=self._known(item)) for name, item in entries]
 
     async def bury(
         self, model: str, engine: str, request: str, attempt: int, *, why: str, usage: Usage

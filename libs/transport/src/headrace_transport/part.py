@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace_contracts import keys
 
+from headrace_transport.foreign import Foreign
 from headrace_transport.server import Server
 
 
@@ -12,6 +13,7 @@ class Part:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self.foreign = Foreign()
 
     async def ping(self) -> None:
         """Raises ``TransportUnavailable`` when the server does not answer in time, or takes no

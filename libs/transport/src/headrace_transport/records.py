@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headrace_contracts.keys import BANDS
 from headrace_contracts.limits import MAX_CHOICES, MAX_RECORD_BYTES, WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import LogEntry, RequestRecord
 
-from headrace_transport.errors import RecordRejected
+from headrace_transport.errors import ForeignVersion, RecordRejected
+from headrace_transport.foreign import Foreign
 from headrace_transport.names import check_model, check_name, check_process
 from headrace_transport.takeover import from_log
 
@@ -33,6 +36,13 @@ def encode(record: RequestRecord) -> bytes:
     if len(data) > MAX_RECORD_BYTES:
         raise RecordRejected(f"the record has {len(data)} bytes; the limit is {MAX_RECORD_BYTES}")
     return data
+
+
+def check_log(request: str, entries: Sequence[tuple[str, LogEntry]], foreign: Foreign) -> None:
+    """Raises ``ForeignVersion`` for a resume log that is not all of our version."""
+    for _, entry in entries:
+        if not foreign.is_ours("log", entry.version):
+            raise ForeignVersion(f"the resume log of {request}", version=entry.version)
 
 
 def lengths_of(n: int, entry: LogEntry) -> list[int]:

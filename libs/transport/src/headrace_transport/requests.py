@@ -20,7 +20,7 @@ from headrace_transport.interface import MAX_AHEAD, Lease, Queued, RequestState,
 from headrace_transport.names import check_model, check_name, check_process
 from headrace_transport.part import Part
 from headrace_transport.processes import waits_of
-from headrace_transport.records import encode, lengths_of
+from headrace_transport.records import check_log, encode, lengths_of
 from headrace_transport.replies import as_bytes, as_entries, as_fields, as_int, as_list, as_text
 
 _RAW = ("usage", "edge")
@@ -150,7 +150,11 @@ class Requests(Part):
         """See ``GatewayWire.read_log``."""
         check_name("a request id", request)
         reply = await self._server.command("XRANGE", keys.log(request), f"({after}", "+")
-        return [(name, LogEntry.FromString(fields["entry"])) for name, fields in as_entries(reply)]
+        entries = [
+            (name, LogEntry.FromString(fields["entry"])) for name, fields in as_entries(reply)
+        ]
+        check_log(request, entries, self.foreign)
+        return entries
 
     async def queue_depth(self, model: str) -> int:
         """See ``GatewayWire.queue_depth``. A request whose deadline passed counts no more."""

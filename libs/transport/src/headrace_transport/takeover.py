@@ -23,6 +23,8 @@ class Delivered:
     logged: list[int] = field(default_factory=list[int])
     """Tokens per choice that the log holds."""
     logged_ends: set[int] = field(default_factory=set[int])
+    foreign_version: int | None = None
+    """Wire version of a log that cannot be read here."""
 
     @property
     def complete(self) -> bool:
@@ -88,6 +90,8 @@ def add_frames(
                     oldest = max(oldest, entry.item.attempt)
             case Frame():
                 _add_frame(found, entry.item, slots, range(oldest, before))
+            case None:
+                pass  # its reader did not believe it either
 
 
 def _add_frame(found: Delivered, frame: Frame, slots: range, attempts: range) -> None:

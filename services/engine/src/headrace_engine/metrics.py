@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
 from headrace_contracts.codes import FinishReason
@@ -38,6 +38,8 @@ class IntakeState:
     unpublished_tokens: int = 0
     wire_up: bool = True
     stalled_s: float = 0.0
+    foreign: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Records of other wire versions that were refused, by kind."""
 
 
 class EngineMetrics:
@@ -252,6 +254,14 @@ class EngineMetrics:
             "Time since a pass began, 0 while nothing is resident.",
             lambda i: i.stalled_s,
             "seconds",
+        )
+        self.registry.callback(
+            "headrace_engine_foreign_records_total",
+            "Records of another wire version that were read and refused, by kind: control, fence, "
+            "frame, log, record.",
+            "counter",
+            lambda: _labelled(self._intake().foreign),
+            labels=("kind",),
         )
 
     def _gauge(self, name: str, help: str, fn: Callable[[ScheduleMetrics], float]) -> None:

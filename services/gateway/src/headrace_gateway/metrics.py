@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from headrace_kit.metrics import OtlpName, Registry
+from headrace_transport.foreign import Kind
 
 REQUEST_BUCKETS: Final = (
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
@@ -32,6 +33,8 @@ class GatewayMetrics:
         self.open_requests: Callable[[], int] = _none
         """Read whenever somebody looks, so that the gauge can never drift; the service sets it."""
         self.open_streams: Callable[[], int] = _none
+        self.foreign_records: Callable[[], Mapping[Kind, int]] = dict[Kind, int]
+        """Likewise; the wire counts them."""
         self.http_requests = registry.counter(
             "headrace_gateway_http_requests_total",
             "Answered HTTP requests by route template and status.",
@@ -138,6 +141,14 @@ class GatewayMetrics:
             "Readers of admitted calls: clients that are connected.",
             "gauge",
             lambda: self.open_streams(),
+        )
+        registry.callback(
+            "headrace_gateway_foreign_records_total",
+            "Records of another wire version that were read and refused, by kind: card, fence, "
+            "frame, log.",
+            "counter",
+            lambda: [((kind,), count) for kind, count in self.foreign_records().items()],
+            labels=("kind",),
         )
 
 

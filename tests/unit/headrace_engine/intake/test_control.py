@@ -51,8 +51,9 @@ async def test_an_entry_of_another_version_or_kind_is_passed_over() -> None:
             await until(lambda: bool(bench.drains))
 
     assert bench.drains == [0.01]
+    assert bench.value("headrace_engine_foreign_records_total", kind="control") == 1
     events = [entry["event"] for entry in logs]
-    assert "control.unknown_version" in events
+    assert "wire.foreign_version" in events
     assert "control.unknown_kind" in events
 
 

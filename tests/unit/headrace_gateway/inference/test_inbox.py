@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import Fence, Frame, RequestRecord, RowFinish
@@ -138,17 +137,34 @@ def test_a_fence_counts_only_for_the_request_that_has_its_slot() -> None:
     assert text(a) == ""
 
 
-@pytest.mark.parametrize("field", ["version", "attempts"])
-def test_a_frame_that_makes_no_sense_changes_nothing(field: str) -> None:
+def test_a_frame_that_makes_no_sense_changes_nothing() -> None:
     box = Box()
     a = box.open("a")
     made = frame([a.record.slot], ["x"])
-    if field == "version":
-        made.version = 99
-    else:
-        made.attempts.append(1)
+    made.attempts.append(1)
     box.inbox.take_frame(made, (1, 0))
     assert text(a) == ""
+
+
+async def test_a_frame_of_another_version_is_read_once_and_what_follows_counts() -> None:
+    box = Box()
+    a = box.open("a")
+    await box.wire.beat_gateway("g1", ttl_ms=60_000)
+    made = frame([a.record.slot], ["x"])
+    made.version = 99
+    await box.engine.publish({"g1": made})
+
+    async def refused() -> bool:
+        return box.wire.foreign.counts["frame"] > 0
+
+    await box.read_for_a_while(refused)
+    await box.engine.publish({"g1": frame([a.record.slot], ["y"])})
+
+    async def heard() -> bool:
+        return text(a) == "y"
+
+    await box.read_for_a_while(heard)
+    assert box.wire.foreign.counts["frame"] == 1
 
 
 def test_a_fault_in_one_requests_text_ends_that_request_only() -> None:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 from headrace_contracts.codes import Code, FinishReason
-from headrace_contracts.pb.queue_pb2 import RowLogprobs
-from headrace_gateway.errors import BackendUnavailable, EngineFailed, NoEngine
+from headrace_contracts.pb.queue_pb2 import LogEntry, RowLogprobs
+from headrace_gateway.errors import BackendUnavailable, EngineFailed, Internal, NoEngine
 from headrace_gateway.inference.calls import Delta, SamplingCall
 from support.wire import Gateway, Stack, call, eventually, finishes, read, texts, toy_ids
 
@@ -237,6 +237,22 @@ async def test_logprobs_of_the_log_are_as_good_as_those_of_frames() -> None:
     assert [info.logprob for info in delta.tokens] == [-0.5, -1.5]
     assert [info.text for info in delta.tokens] == ["a", "b"]
     assert [(top.text, top.logprob) for top in delta.tokens[1].top] == [("a", -1.0)]
+
+
+async def test_the_stream_of_an_engine_of_another_version_ends_with_an_error() -> None:
+    stack = Stack()
+    gateway = stack.gateway()
+    async with gateway.running() as service:
+        await stack.engine.appear()
+        running = await service.start(call("x"))
+        [claimed] = await stack.engine.claim()
+        future = LogEntry(version=99, attempt=1, choices=[0], firsts=[0], counts=[1], tokens=[5])
+        await stack.engine.wire.append_log(stack.engine.name, claimed.record.id, 1, future)
+        with pytest.raises(Internal, match="has wire version 99, and 1 is read here"):
+            await read(running)
+        await running.aclose()
+        assert (await stack.engine.await_mark(claimed)).reason == FinishReason.CANCELLED
+    assert gateway.value("headrace_gateway_foreign_records_total", kind="log") == 1
 
 
 async def test_a_dead_letter_ends_its_stream_with_its_code() -> None:

@@ -68,6 +68,7 @@ class Intake:
         is called when an operator asks for it. Without ``tracing``, traces go nowhere.
         """
         self.model = bounds.model
+        self._wire = wire
         self._snapshot = snapshot
         self.metrics = EngineMetrics(registry, snapshot, self.state)
         self.link = Link(clock)
@@ -175,6 +176,7 @@ class Intake:
             unpublished_tokens=self._publisher.waiting_tokens,
             wire_up=self.link.up,
             stalled_s=self.progress.stalled_s,
+            foreign={**self._wire.foreign.counts},
         )
 
     @property

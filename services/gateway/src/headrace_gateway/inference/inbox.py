@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Final
 
 from headrace_contracts.codes import FinishReason
-from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import Fence, Frame, RowFinish, RowStart
 from headrace_kit.clock import Clock
 from headrace_kit.log import get_logger
@@ -120,10 +119,13 @@ class Inbox:
             self._metrics.backend_up.set(1)
             for entry in entries:
                 at = position(entry.id)
-                if isinstance(entry.item, Fence):
-                    self.take_fence(entry.item)
-                else:
-                    self.take_frame(entry.item, at)
+                match entry.item:
+                    case Fence():
+                        self.take_fence(entry.item)
+                    case Frame():
+                        self.take_frame(entry.item, at)
+                    case None:
+                        pass  # of another version: who waits for it goes silent, and is mended
                 self._after = at
             await asyncio.sleep(0)  # readers send what came before more is asked for
 
@@ -136,10 +138,8 @@ class Inbox:
 
     def take_frame(self, frame: Frame, at: FramePosition) -> None:
         """Hands each row to its session."""
-        if frame.version != WIRE_VERSION or not (
-            len(frame.slots) == len(frame.attempts) == len(frame.firsts) == len(frame.counts)
-        ):
-            log.error("inbox.frame_refused", version=frame.version, engine=frame.engine)
+        if not len(frame.slots) == len(frame.attempts) == len(frame.firsts) == len(frame.counts):
+            log.error("inbox.frame_refused", engine=frame.engine)
             return
         self._metrics.frames.inc()
         self._metrics.frame_lag.set(max(0.0, (self._clock.wall_ms() - at[0]) / 1000))

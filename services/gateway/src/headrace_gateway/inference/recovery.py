@@ -17,7 +17,7 @@ from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import LogEntry, RowFinish, RowLogprobs
 from headrace_kit.clock import Clock
 from headrace_kit.log import get_logger
-from headrace_transport.errors import RequestConflict, TransportUnavailable
+from headrace_transport.errors import ForeignVersion, RequestConflict, TransportUnavailable
 from headrace_transport.interface import GatewayWire, Lease, RequestState
 
 from headrace_gateway.errors import (
@@ -25,6 +25,8 @@ from headrace_gateway.errors import (
     BackendUnavailable,
     Conflict,
     EngineFailed,
+    HeadraceFailed,
+    Internal,
     NoEngine,
 )
 from headrace_gateway.inference.cancels import Cancels
@@ -152,7 +154,11 @@ class Recovery:
         """Reads the log, then has the rest sent here."""
         if session.behind:
             self._metrics.recoveries.labels("gap").inc()
-        outcome = await self._read_log(session)
+        try:
+            outcome = await self._read_log(session)
+        except ForeignVersion as error:
+            self._fail(session, Internal(f"The answer cannot be read here: {error}."))
+            return
         if session.ended:
             self._changed(session)
             return
@@ -243,7 +249,7 @@ class Recovery:
                 NoEngine("No engine serves this model now.", retry_after_s=BACKEND_RETRY_S),
             )
 
-    def _fail(self, session: Session, error: Conflict | EngineFailed | ComeBack) -> None:
+    def _fail(self, session: Session, error: Conflict | HeadraceFailed | ComeBack) -> None:
         session.fail(error, self._clock.monotonic())
         self._metrics.recoveries.labels("failed").inc()
         if not isinstance(error, Conflict):
