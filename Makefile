@@ -89,12 +89,10 @@ test-chaos: setup ## kills, stalls and restarts
 	$(PYTEST) tests/chaos -q $(AGAIN)
 
 test-deploy: setup ## images, compose, chart and cluster for real; on Debian, as root; sets all of it up
-	@$(BIN)/python tools/containers/install.py
-	@$(BIN)/python tools/containers/chart_tools.py
-	@tests/deploy/cluster/build.sh
-	$(PYTEST) tests/deploy -q --timeout=1800
+	@$(BIN)/python tools/containers/prepare.py
+	$(PYTEST) tests/deploy -q --timeout=1800 $(AGAIN)
 
-images: setup ## build the three images without a network; on Debian, as root
+images: setup ## build the three images, on Debian, as root; only what they are made of is fetched
 	@$(BIN)/python tools/containers/install.py
 	@$(BIN)/python tools/containers/daemon.py up
 	@$(BIN)/python tools/containers/images.py

@@ -175,6 +175,23 @@ def test_secrets_are_files_and_passwords_stand_hashed_in_the_users_list() -> Non
         assert 'lookup "v1" "Secret"' in (CHART / "templates" / source).read_text()
 
 
+def test_new_passwords_replace_the_pods_that_use_them_and_no_others() -> None:
+    def generations(values: dict[str, Any]) -> dict[str, str | None]:
+        return {
+            doc["metadata"]["name"]: doc["spec"]["template"]["metadata"]["annotations"].get(
+                "headrace.io/password-generation"
+            )
+            for doc in render(values)
+            if doc["kind"] in ("Deployment", "StatefulSet")
+        }
+
+    everyone = (GATEWAY, SMALL, "rel-headrace-valkey")
+    assert generations({}) == dict.fromkeys(everyone, "1")
+    assert generations({"valkey": {"passwordGeneration": 2}}) == dict.fromkeys(everyone, "2")
+    named = {"valkey": {"existingSecret": "theirs", "passwordGeneration": 2}}
+    assert generations(named) == dict.fromkeys(everyone)
+
+
 def test_secrets_that_are_named_are_not_made() -> None:
     docs = render({"auth": {"existingSecret": "mine"}, "valkey": {"existingSecret": "theirs"}})
     assert not [doc for doc in docs if doc["kind"] == "Secret"]
@@ -290,6 +307,21 @@ def test_network_policies_deny_all_and_allow_who_must() -> None:
     loaders = [name for name in policies if name.endswith("-loader")]
     assert loaders == ["rel-headrace-chat-loader"]
     assert policies[loaders[0]]["egress"][0]["ports"] == [{"port": 443, "protocol": "TCP"}]
+    narrowed = render(
+        {
+            "models": {
+                "m": {
+                    "artifact": "hf://o/n@main",
+                    "loader": {"endpoint": "http://hub:8080", "cidrs": ["10.1.0.0/16"]},
+                }
+            }
+        }
+    )
+    [rule] = one(narrowed, "NetworkPolicy", "rel-headrace-m-loader")["spec"]["egress"]
+    assert rule == {
+        "ports": [{"port": 8080, "protocol": "TCP"}],
+        "to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}],
+    }
     traced = {
         doc["metadata"]["name"]: doc["spec"]
         for doc in rendered(EXAMPLES["cpu"])
@@ -311,8 +343,40 @@ def test_tls_reaches_probes_monitors_and_the_test() -> None:
     certificate = one(docs, "Certificate", "rel-headrace")["spec"]
     assert monitor["tlsConfig"]["serverName"] in certificate["dnsNames"]
     assert certificate["secretName"] == "rel-headrace-tls"
+    assert monitor["tlsConfig"]["ca"]["secret"] == {"name": "rel-headrace-tls", "key": "ca.crt"}
     test = one(docs, "Pod", "rel-headrace-test")["spec"]["containers"][0]
     assert any(each.startswith("--url=https://") for each in test["args"])
+    assert any(each["name"] == "SSL_CERT_FILE" for each in test["env"])
+
+
+def test_an_authority_that_everybody_knows_is_not_looked_for_in_the_secret() -> None:
+    docs = render(
+        {
+            "gateway": {"tls": {"enabled": True, "secretName": "public", "caKey": ""}},
+            "metrics": {"serviceMonitor": {"enabled": True}},
+        }
+    )
+    test = one(docs, "Pod", "rel-headrace-test")["spec"]
+    assert "SSL_CERT_FILE" not in str(test)
+    assert "public" not in str(test)
+    [endpoint] = one(docs, "ServiceMonitor", GATEWAY)["spec"]["endpoints"]
+    assert endpoint["tlsConfig"] == {"serverName": "rel-headrace.ns.svc"}
+
+
+def test_monitors_show_gateways_a_key_where_one_is_asked_for() -> None:
+    for kind, endpoints in (("PodMonitor", "podMetricsEndpoints"), ("ServiceMonitor", "endpoints")):
+        switch = kind[0].lower() + kind[1:]
+        docs = render(
+            {
+                "gateway": {"settings": {"metrics_need_key": True}},
+                "metrics": {switch: {"enabled": True}, "keySecret": {"name": "scraper"}},
+            }
+        )
+        [gateway] = one(docs, kind, GATEWAY)["spec"][endpoints]
+        shown = {"type": "Bearer", "credentials": {"name": "scraper", "key": "api-key"}}
+        assert gateway["authorization"] == shown
+        [engine] = one(docs, kind, "rel-headrace-engine")["spec"][endpoints]
+        assert "authorization" not in engine
 
 
 def test_routes_lead_to_both_apis_and_let_streams_last() -> None:
@@ -458,6 +522,24 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "counted twice": (
         {"metrics": {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}},
         "metrics.podMonitor and metrics.serviceMonitor",
+    ),
+    "monitor without a key": (
+        {
+            "gateway": {"settings": {"metrics_need_key": True}},
+            "metrics": {"podMonitor": {"enabled": True}},
+        },
+        "gateway.settings.metrics_need_key is true, .* metrics.keySecret.name must",
+    ),
+    "key for nobody": (
+        {"metrics": {"keySecret": {"name": "scraper"}}},
+        "metrics.keySecret is set, and gateway.settings.metrics_need_key is not",
+    ),
+    "monitor that is shut out": (
+        {
+            "networkPolicy": {"gatewayFrom": [{"podSelector": {}}]},
+            "metrics": {"serviceMonitor": {"enabled": True}},
+        },
+        "networkPolicy.gatewayFrom is set and networkPolicy.metricsFrom is empty",
     ),
     "test without a key": ({"auth": {"initialKeyKey": ""}}, "auth.initialKeyKey is empty"),
 }

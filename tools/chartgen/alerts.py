@@ -100,11 +100,15 @@ ALERTS: Final = (
     ),
     Alert(
         "HeadracePreemptions",
-        "sum by (namespace, pod) (rate(headrace_engine_preemptions_total[10m])) > 0.1",
+        # Not the number of preemptions: a sequence that gave up its slot to a more urgent one, and
+        # not its memory, has nothing to compute again.
+        "sum by (namespace, pod) (rate(headrace_engine_recomputed_tokens_total[10m]))"
+        " / (sum by (namespace, pod) (rate(headrace_engine_prefill_tokens_total[10m]))"
+        " + sum by (namespace, pod) (rate(headrace_engine_decode_tokens_total[10m]))) > 0.05",
         "10m",
         "warning",
-        "{{ $labels.pod }} puts sequences back to waiting again and again.",
-        "What is computed twice is lost: lower max_batch, or enlarge the cache.",
+        "{{ $value | humanizePercentage }} of what {{ $labels.pod }} computes was computed before.",
+        "Sequences lose their memory to others and begin again: lower max_batch, or enlarge the cache.",
     ),
     Alert(
         "HeadraceLeasesLost",

@@ -127,6 +127,7 @@ BY_PATH: Final[Mapping[str, Schema]] = {
     "engineDefaults.keda.pollingInterval": {"type": "integer", "minimum": 1},
     "gateway.startupSeconds": {"type": "integer", "minimum": 1},
     "valkey.terminationGracePeriodSeconds": {"type": "integer", "minimum": 1},
+    "valkey.passwordGeneration": {"type": "integer", "minimum": 1},
     "valkey.maxmemory": {"type": "string", "pattern": "^[0-9]+(b|k|kb|m|mb|g|gb)?$"},
     "externalRedis.port": {"type": "integer", "minimum": 1, "maximum": 65535},
     "tests.maxTokens": {"type": "integer", "minimum": 8},

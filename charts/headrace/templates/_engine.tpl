@@ -16,6 +16,9 @@ metadata:
     {{- end }}
   annotations:
     checksum/settings: {{ include "headrace.engineSettings" . | sha256sum }}
+    {{- with include "headrace.passwordAnnotation" $ }}
+    {{- . | nindent 4 }}
+    {{- end }}
     {{- with $model.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
