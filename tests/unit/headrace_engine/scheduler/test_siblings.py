@@ -355,3 +355,26 @@ def test_a_burst_of_one_prompt_copies_from_what_its_own_pass_completes(
     for handle in handles:
         rig.assert_true(handle)
     rig.assert_idle()
+
+
+@BOTH
+@pytest.mark.rule("siblings.copied-before")
+@pytest.mark.parametrize("later", range(1, 8))
+def test_a_source_that_its_own_pass_completes_as_a_block_known_already_is_copied_before(
+    phases: int, later: int
+) -> None:
+    # The second completes its block a pass after the first, whose equal block stays in the trie; the
+    # third begins in just that pass, for one of these distances, and copies from the second.
+    rig = Rig(phases=phases, pool_blocks=32)
+    prompt = [1, 2, 3, 4, 5, 6]
+    handles = [rig.push(prompt, 8)]
+    rig.step()
+    handles.append(rig.push(prompt, 8))
+    for _ in range(later):
+        rig.step()
+    handles.append(rig.push(prompt, 8))
+    rig.run()
+    for handle in handles:
+        rig.assert_true(handle)
+    assert rig.scheduler.residents.counters.copied_tokens
+    rig.assert_idle()
