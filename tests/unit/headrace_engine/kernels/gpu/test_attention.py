@@ -179,6 +179,7 @@ def test_prefill_attention_is_causal_over_a_cached_prefix(
         for start in range(first, end, step):
             tiles.append([token + start - first, min(step, end - start)])
         token += end - first
+    tiles.append([0, 0])  # room that this step does not use
     out = poisoned(len(slots), heads * DIM, dtype=dtype)
     prefill_attention(
         qkv,

@@ -16,6 +16,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, OPTIONS, power_of_two
 
 _LOG2_E = 1.4426950408889634
+_ALIGNED = tl.constexpr(16)
+"""Items that every block offset is a multiple of. The compiler cannot know it of what it reads from
+the table, and would load every element by itself."""
 _ROWS = 128
 """Query rows (tokens x heads of a group) of a program."""
 
@@ -47,8 +50,11 @@ def _prefill_attention(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    token = tl.load(tiles + tile_id * 2).to(tl.int64)
     count = tl.load(tiles + tile_id * 2 + 1)
+    if count == 0:
+        # A captured launch has room for more tiles than a step may have.
+        return
+    token = tl.load(tiles + tile_id * 2).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     begin = tl.load(positions + token)
 
@@ -68,47 +74,42 @@ def _prefill_attention(
     highest = tl.full([TOKENS * PADDED], float("-inf"), tl.float32)
     mass = tl.zeros([TOKENS * PADDED], tl.float32)
     total = tl.zeros([TOKENS * PADDED, HEAD_DIM], tl.float32)
-    head_offset = layer_offset + kv_head.to(tl.int64) * (BLOCK_TOKENS * HEAD_DIM)
+    blocks = table + slot * table_width
+    inner = steps[:, None] * HEAD_DIM + lanes[None, :]
+    head_offset = layer_offset + kv_head * (BLOCK_TOKENS * HEAD_DIM)
     value_offset = KV_HEADS * BLOCK_TOKENS * HEAD_DIM
     # Every query of the program sees all keys before ``begin``: those tiles need no mask.
     open_end = (begin + 1) // TILE * TILE
     for start in range(0, open_end, TILE):
-        block = tl.load(table + slot * table_width + start // BLOCK_TOKENS)
-        place = (start % BLOCK_TOKENS + steps)[:, None] * HEAD_DIM + lanes[None, :]
-        keys = region + block + head_offset
-        score = tl.dot(query, tl.trans(tl.load(keys + place)), input_precision="ieee") * scale
-        top = tl.maximum(highest, tl.max(score, 1))
+        block = tl.multiple_of(tl.load(blocks + start // BLOCK_TOKENS), _ALIGNED)
+        keys = region + (block + head_offset + start % BLOCK_TOKENS * HEAD_DIM) + inner
+        score = tl.dot(query, tl.trans(tl.load(keys)), input_precision="ieee")
+        top = tl.maximum(highest, tl.max(score, 1) * scale)
         shrink = tl.exp2(highest - top)
-        share = tl.exp2(score - top[:, None])
+        share = tl.exp2(score * scale - top[:, None])
         mass = mass * shrink + tl.sum(share, 1)
-        value = tl.load(keys + value_offset + place)
-        total = total * shrink[:, None] + tl.dot(
-            share.to(value.dtype), value, input_precision="ieee"
+        value = tl.load(keys + value_offset)
+        total = tl.dot(
+            share.to(value.dtype), value, total * shrink[:, None], input_precision="ieee"
         )
         highest = top
     end = begin + count
     for start in range(open_end, end, TILE):
-        block = tl.load(table + slot * table_width + start // BLOCK_TOKENS)
+        block = tl.multiple_of(tl.load(blocks + start // BLOCK_TOKENS), _ALIGNED)
         inside = start + steps < end
-        place = (start % BLOCK_TOKENS + steps)[:, None] * HEAD_DIM + lanes[None, :]
-        keys = region + block + head_offset
-        score = (
-            tl.dot(
-                query, tl.trans(tl.load(keys + place, inside[:, None], 0.0)), input_precision="ieee"
-            )
-            * scale
-        )
+        keys = region + (block + head_offset + start % BLOCK_TOKENS * HEAD_DIM) + inner
+        score = tl.dot(query, tl.trans(tl.load(keys, inside[:, None], 0.0)), input_precision="ieee")
         seen = (start + steps)[None, :] <= (begin + member)[:, None]
-        score = tl.where(seen & inside[None, :], score, float("-inf"))
+        score = tl.where(seen & inside[None, :], score * scale, float("-inf"))
         top = tl.maximum(highest, tl.max(score, 1))
         # A row that has seen nothing yet keeps -inf: its exponent must not become NaN.
         safe = tl.where(top == float("-inf"), 0.0, top)
         shrink = tl.exp2(highest - safe)
         share = tl.exp2(score - safe[:, None])
         mass = mass * shrink + tl.sum(share, 1)
-        value = tl.load(keys + value_offset + place, inside[:, None], 0.0)
-        total = total * shrink[:, None] + tl.dot(
-            share.to(value.dtype), value, input_precision="ieee"
+        value = tl.load(keys + value_offset, inside[:, None], 0.0)
+        total = tl.dot(
+            share.to(value.dtype), value, total * shrink[:, None], input_precision="ieee"
         )
         highest = top
     place = (token + member)[:, None] * (HEADS * HEAD_DIM) + heads[:, None] * HEAD_DIM
