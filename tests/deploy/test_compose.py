@@ -10,17 +10,20 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import pytest
+from chartgen.alerts import ALERTS
+from chartgen.dashboards import BOARDS
 from containers.cache import ROOT
 from containers.daemon import Daemon
 from containers.images import Images
 from openai import OpenAI
 from support.api import Api, Body, told
-from support.composed import ComposedStack, composed
+from support.composed import UP_S, ComposedStack, composed
 from support.idle import check_idle
+from support.kubernetes import until
 from support.served import STACK_VARIABLE, ServedStack
 from support.timings import Timings
 
@@ -179,6 +182,61 @@ def test_the_end_to_end_suite_passes_against_it(
     print(done.stdout[-3000:])
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     timings(f"end-to-end suite: {done.stdout.splitlines()[-1]}", time.monotonic() - began)
+
+
+@pytest.fixture
+def prometheus(project: ComposedStack) -> Generator[httpx.Client]:
+    """The one of the profile ``observability``, while the test runs."""
+    profile = ("--profile", "observability")
+    up = ("up", "--no-build", "--pull", "never", "--no-deps", "--wait", "prometheus")
+    project.compose(*profile, *up, timeout_s=UP_S)
+    with httpx.Client(base_url=f"http://127.0.0.1:{project.prometheus_port}/api/v1") as client:
+        yield client
+    project.compose(*profile, "rm", "--stop", "--force", "--volumes", "prometheus")
+
+
+def test_prometheus_asks_the_services_and_knows_the_boards_and_alerts(
+    prometheus: httpx.Client, api: Api, timings: Timings
+) -> None:
+    def asked(path: str, **query: str) -> Any:
+        found = prometheus.get(path, params=query)
+        assert found.status_code == 200, (query, found.text)
+        return found.json()["data"]
+
+    def value(expression: str) -> float:
+        result = asked("/query", query=expression)["result"]
+        return float(result[0]["value"][1]) if result else 0.0
+
+    def rules() -> list[dict[str, Any]]:
+        return [rule for group in asked("/rules")["groups"] for rule in group["rules"]]
+
+    began = time.monotonic()
+    until(
+        lambda: (
+            {each["labels"]["job"]: each["health"] for each in asked("/targets")["activeTargets"]}
+            == {"headrace-gateway": "up", "headrace-engine": "up"}
+        ),
+        "a service is not asked, or does not answer",
+    )
+    timings("compose: Prometheus asks both services", time.monotonic() - began)
+    # Two rounds with a request in between, so that there is a rate.
+    seen = value("sum(headrace_gateway_completion_tokens_total)")
+    api.stream_completion(STORY)
+    until(
+        lambda: value("sum(headrace_gateway_completion_tokens_total)") > seen,
+        "the tokens of a request are not counted",
+    )
+    until(lambda: {rule["health"] for rule in rules()} == {"ok"}, "alerts are not evaluated")
+    assert {rule["name"] for rule in rules()} == {alert.name for alert in ALERTS}
+    assert not [rule["name"] for rule in rules() if rule["state"] == "firing"]
+
+    empty: list[str] = []
+    for board in BOARDS:
+        for title, expression in board.expressions:
+            filled = expression.replace("$__rate_interval", "1m").replace("$namespace", ".*")
+            if not asked("/query", query=filled)["result"]:
+                empty.append(title)
+    print("panels without data:", empty)
 
 
 def test_a_stream_outlives_its_engine(project: ComposedStack, api: Api, timings: Timings) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import secrets
 import subprocess
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import pytest
 from containers.cache import ROOT
 from containers.chart_tools import program
 from containers.daemon import Daemon
 from containers.images import Images, build, dockerfile_of
+from support.kubernetes import until
 
 LIMIT_MB: Final = {"gateway": 250, "cli": 320, "engine": 400}
 """Millions of bytes with the base image, as `docker images` counts."""
@@ -33,12 +38,12 @@ def image(images: Images, name: str) -> str:
     return getattr(images, name)  # one of its three fields
 
 
-def confined(*more: str) -> list[str]:
-    """`docker run` of anybody, who may do nothing, write nothing and reach nobody."""
+def confined(*more: str, network: str = "none") -> list[str]:
+    """`docker run` of anybody, who may do nothing, write nothing and reach nobody else."""
     user = f"{random.randint(20_000, 2_000_000_000)}:0"
     return [
         *("run", "--rm", "--read-only", "--cap-drop", "ALL", "--user", user),
-        *("--security-opt", "no-new-privileges", "--network", "none", *more),
+        *("--security-opt", "no-new-privileges", "--network", network, *more),
     ]
 
 
@@ -81,6 +86,67 @@ def test_the_image_says_what_it_is(containers: Daemon, image: str, name: str, cl
 
 def test_anybody_can_run_it_with_nothing_to_write_to(containers: Daemon, image: str) -> None:
     assert "usage" in containers.docker(*confined(image, "--help")).lower()
+
+
+@pytest.fixture
+def network(containers: Daemon) -> Generator[str]:
+    """A network that leads nowhere. What still runs in it ends with the test."""
+    name = f"headrace-images-{os.getpid()}"
+    containers.docker("network", "create", "--internal", name)
+    yield name
+    running = containers.docker("ps", "--quiet", "--filter", f"network={name}").split()
+    for container in running:
+        print(containers.docker("logs", "--tail", "20", container))
+    containers.docker("rm", "--force", "--volumes", *running)
+    containers.docker("network", "rm", name)
+
+
+def test_they_serve_as_anybody_with_no_network_but_their_own(
+    containers: Daemon, images: Images, network: str
+) -> None:
+    """No volume either: the server is told not to write."""
+
+    def start(name: str, image: str, *arguments: str, **variables: str) -> str:
+        environ = [f"--env=HEADRACE_{key}={value}" for key, value in variables.items()]
+        flags = ("--detach", f"--name={name}", f"--network-alias={name}", *environ)
+        return containers.docker(*confined(*flags, image, *arguments, network=network)).strip()
+
+    def state(container: str) -> dict[str, Any]:
+        found = containers.docker("inspect", container)
+        return json.loads(found)[0]
+
+    run = os.getpid()
+    server, url = f"server-{run}", f"redis://server-{run}:6379/0"
+    start(
+        *(server, "valkey/valkey:8.0", "valkey-server", "--save", "", "--dir", "/tmp"),
+        *("--maxmemory", "100mb", "--maxmemory-policy", "noeviction", "--protected-mode", "no"),
+    )
+    engine = start(f"engine-{run}", images.engine, ENGINE_REDIS_URL=url)
+    pepper = secrets.token_hex(32)
+    gateway = start(f"gateway-{run}", images.gateway, GATEWAY_REDIS_URL=url, GATEWAY_PEPPER=pepper)
+    for container in (engine, gateway):
+        until(
+            lambda container=container: state(container)["State"]["Health"]["Status"] == "healthy",
+            f"{container} is not healthy",
+        )
+    of_keys = [
+        f"--env=HEADRACE_GATEWAY_{name}" for name in (f"REDIS_URL={url}", f"PEPPER={pepper}")
+    ]
+    key = containers.docker(
+        *confined(*of_keys, images.cli, "keys", "create", "--name", "tests", network=network)
+    ).strip()
+    [attached] = state(gateway)["NetworkSettings"]["Networks"].values()
+    with httpx.Client(
+        base_url=f"http://{attached['IPAddress']}:8000/v1",
+        headers={"Authorization": f"Bearer {key}"},
+        timeout=60,
+        trust_env=False,
+    ) as client:
+        [model] = client.get("/models").json()["data"]
+        asked = {"model": model["id"], "prompt": "Once upon a time", "max_tokens": 8}
+        answer = client.post("/completions", json=asked)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 8
 
 
 def test_every_module_of_ours_loads_as_anybody(containers: Daemon, image: str, name: str) -> None:

@@ -32,6 +32,7 @@ class ComposedStack:
     grpc_port: int
     engine_port: int
     """Where the tests publish the engine's health and metrics."""
+    prometheus_port: int
 
     @property
     def url(self) -> str:
@@ -52,6 +53,7 @@ class ComposedStack:
         return {
             "HEADRACE_HTTP_PORT": str(self.http_port),
             "HEADRACE_GRPC_PORT": str(self.grpc_port),
+            "HEADRACE_PROMETHEUS_PORT": str(self.prometheus_port),
         }
 
     def up(self) -> float:
@@ -113,7 +115,7 @@ def composed(
     daemon: Daemon, tree: Path, folder: Path, environ: Mapping[str, Mapping[str, str]]
 ) -> ComposedStack:
     """Describes a project of its own on free ports; ``environ`` is added to services' own."""
-    ports = free_ports(3)
+    ports = free_ports(4)
     override: dict[str, Any] = {"services": {"engine": {"ports": [f"127.0.0.1:{ports[2]}:9100"]}}}
     for service, added in environ.items():
         override["services"].setdefault(service, {})["environment"] = dict(added)

@@ -18,6 +18,7 @@ BASES: Final = {
     "python:3.11-slim": ("python.Dockerfile", "slim"),
     "python:3.11": ("python.Dockerfile", "full"),
     "valkey/valkey:8.0": ("valkey.Dockerfile", None),
+    "prom/prometheus:v2.53.3": ("prometheus.Dockerfile", None),
 }
 """Image, its Dockerfile in ``bases`` and the target in it."""
 

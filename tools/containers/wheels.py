@@ -14,7 +14,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from containers.cache import CACHE, ROOT, run, told
+from containers.cache import CACHE, ROOT, fetch, run, told
 
 _PINNED: Final = ROOT / "requirements"
 _SETS: Final = (
@@ -36,7 +36,7 @@ def wheel_folder() -> Path:
         python = run([ROOT / "tools/find_python.sh", "3.11"]).strip()
         download = [python, "-m", "pip", "download", "-q", "--only-binary", ":all:", "--no-deps"]
         for path in _SETS:
-            run([*download, "-d", fresh, "-r", path], timeout_s=1200)
+            fetch([*download, "-d", fresh, "-r", path], timeout_s=1200)
         for old in folder.parent.iterdir():
             if old != fresh:
                 shutil.rmtree(old)

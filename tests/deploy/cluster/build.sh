@@ -18,8 +18,20 @@ exec 9>"$KUBERNETES/lock"
 flock 9 # two callers: the second waits and finds the work done
 [ ! -f "$BUILT" ] || exit 0
 
-export DEBIAN_FRONTEND=noninteractive
-apt-get install -y -qq --no-install-recommends golang-go gcc dpkg-dev >/dev/null
+command -v go >/dev/null && command -v gcc >/dev/null || {
+    say "there is no Go compiler: run python3 tools/containers/prepare.py"
+    exit 1
+}
+
+again() { # COMMAND...: what asks a mirror, tried again when it fails
+    local pause
+    for pause in 5 20 60; do
+        "$@" && return
+        say "$1 failed; once more in $pause s"
+        sleep $pause
+    done
+    "$@"
+}
 
 # A private apt configuration: the machine's own has no deb-src line, and is not to be changed.
 apt=$KUBERNETES/apt
@@ -34,12 +46,13 @@ printf 'Dir "%s";\nDir::State::status "%s/var/lib/dpkg/status";\nAPT::Sandbox::U
 
 cd "$KUBERNETES"
 say "fetching the source package"
-APT_CONFIG=$apt/apt.conf apt-get update -qq
-APT_CONFIG=$apt/apt.conf apt-get source -qq --download-only kubernetes=$VERSION-1+deb12u1 >/dev/null 2>&1 ||
-    APT_CONFIG=$apt/apt.conf apt-get source -qq --download-only kubernetes >/dev/null
+export APT_CONFIG=$apt/apt.conf
+again apt-get update -qq
+again apt-get source -qq --download-only kubernetes >/dev/null
+unset APT_CONFIG
 source=$KUBERNETES/kubernetes-$VERSION
 rm -rf "$source"
-tar xf "kubernetes_$VERSION.orig.tar.gz" 2>/dev/null || tar xf kubernetes_*.orig.tar.*
+tar xf kubernetes_*"$VERSION".orig.tar.*
 
 # The source is laid out for a GOPATH; it vendors what it needs.
 export GO111MODULE=off GOPATH=$KUBERNETES/gopath GOCACHE=$KUBERNETES/gocache GOFLAGS=
@@ -66,10 +79,9 @@ for package in component-base/version client-go/pkg/version; do
         flags="$flags -X k8s.io/kubernetes/vendor/k8s.io/$package.$pair"
     done
 done
-for program in $PROGRAMS; do
-    say "building $program"
-    go build -ldflags "$flags" -o "$BIN/$program" "k8s.io/kubernetes/cmd/$program"
-done
+# All in one, so that one is linked while others compile.
+say "building $PROGRAMS"
+go build -ldflags "$flags" -o "$BIN/" $(printf 'k8s.io/kubernetes/cmd/%s ' $PROGRAMS)
 
 rm -rf "$GOCACHE" "$source" "$GOPATH" "$apt" "$KUBERNETES"/kubernetes_* "$KUBERNETES/violations.txt" \
     "$BIN/openapi-gen"

@@ -10,7 +10,7 @@ KUBERNETES=$CACHE/kubernetes
 BIN=$KUBERNETES/bin
 STATE=$RUN/cluster
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-PATH=$CACHE/chart/bin:$PATH # kubectl and helm
+PATH=$CACHE/chart/bin:$CACHE/etcd:$PATH # kubectl and helm; etcd
 export DOCKER_HOST=${DOCKER_HOST:-unix://$RUN/docker.sock}
 
 BRIDGE=headrace0 # the pods' network; its address is also their name server

@@ -9,11 +9,12 @@ set -euo pipefail
 
 began=$SECONDS
 [ -x "$BIN/kubelet" ] || "$HERE/build.sh"
-command -v etcd >/dev/null && command -v dnsmasq >/dev/null && [ -x /usr/lib/cni/bridge ] &&
-    command -v conntrack >/dev/null && command -v socat >/dev/null ||
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends etcd-server \
-        containernetworking-plugins conntrack ipset socat dnsmasq-base openssl iproute2 \
-        iptables gcc libc6-dev >/dev/null
+for program in etcd dnsmasq conntrack socat openssl gcc kubectl /usr/lib/cni/bridge; do
+    command -v $program >/dev/null || {
+        say "there is no $program: run python3 tools/containers/prepare.py"
+        exit 1
+    }
+done
 docker version >/dev/null 2>&1 || {
     say "no container engine answers at $DOCKER_HOST: run python3 tools/containers/daemon.py up"
     exit 1
