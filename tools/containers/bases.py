@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ from containers.daemon import Daemon
 from containers.install import ROOTFS, mirror
 
 _FILES: Final = Path(__file__).with_name("bases")
+_BUILD_S: Final = 1800.0
 DEBIAN: Final = "debian:bookworm-slim"
 BASES: Final = {
     "python:3.11-slim": ("python.Dockerfile", "slim"),
@@ -27,15 +29,21 @@ def make_bases(daemon: Daemon) -> None:
     """Makes what is not in the cache. Packages come from this machine's mirror."""
     if not daemon.docker("images", "--quiet", DEBIAN).strip():
         with told(f"importing {DEBIAN}"):
-            daemon.docker("import", ROOTFS, DEBIAN, timeout_s=300)
-    for image, (file, target) in BASES.items():
+            daemon.docker("import", ROOTFS, DEBIAN, timeout_s=_BUILD_S)
+
+    def make(image: str) -> None:
+        file, target = BASES[image]
+        chosen = () if target is None else ("--target", target)
         with told(f"making {image}"):
-            chosen = () if target is None else ("--target", target)
             daemon.docker(
                 *("build", "--network", "host", "--build-arg", f"MIRROR={mirror()}", *chosen),
                 *("--tag", image, "--file", _FILES / file, _FILES),
-                timeout_s=900,
+                timeout_s=_BUILD_S,
             )
+
+    # Each waits for a mirror most of the time.
+    with ThreadPoolExecutor(len(BASES)) as pool:
+        list(pool.map(make, BASES))
 
 
 if __name__ == "__main__":

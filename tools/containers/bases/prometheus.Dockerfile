@@ -2,8 +2,8 @@
 # one, with the user, the folder and the command that the real image has.
 FROM debian:bookworm-slim
 WORKDIR /unpacked
-RUN apt-get update -qq \
-    && apt-get download -qq prometheus \
+RUN apt-get -o Acquire::Retries=5 update -qq \
+    && apt-get -o Acquire::Retries=5 download -qq prometheus \
     && dpkg -x ./*.deb . \
     && mv usr/bin/prometheus usr/bin/promtool /bin/ \
     && install -d -o nobody -g nogroup /prometheus \

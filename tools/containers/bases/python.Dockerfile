@@ -1,13 +1,13 @@
 # Stands in for python:3.11-slim (target slim) and python:3.11 (target full) where no image can be
 # pulled: Debian's own Python, on a local Debian.
 FROM debian:bookworm-slim AS slim
-RUN apt-get update -qq \
-    && apt-get install -y -qq --no-install-recommends python3 python3-venv \
+RUN apt-get -o Acquire::Retries=5 update -qq \
+    && apt-get -o Acquire::Retries=5 install -y -qq --no-install-recommends python3 python3-venv \
     && ln -s python3 /usr/bin/python \
     && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/* /usr/share/doc/* /usr/share/man/*
 CMD ["python3"]
 
 FROM slim AS full
-RUN apt-get update -qq \
-    && apt-get install -y -qq --no-install-recommends g++ \
+RUN apt-get -o Acquire::Retries=5 update -qq \
+    && apt-get -o Acquire::Retries=5 install -y -qq --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/* /usr/share/doc/* /usr/share/man/*

@@ -3,10 +3,10 @@
 FROM debian:bookworm-slim
 ARG MIRROR
 RUN echo "deb $MIRROR bookworm-backports main" >/etc/apt/sources.list.d/backports.list \
-    && apt-get update -qq \
+    && apt-get -o Acquire::Retries=5 update -qq \
     && groupadd --system --gid 999 valkey \
     && useradd --system --uid 999 --gid valkey valkey \
-    && apt-get install -y -qq --no-install-recommends -t bookworm-backports valkey-server \
+    && apt-get -o Acquire::Retries=5 install -y -qq --no-install-recommends -t bookworm-backports valkey-server \
     && install -d -o valkey -g valkey /data && rm -r /etc/valkey \
     && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/* /usr/share/doc/* /usr/share/man/*
 VOLUME /data
