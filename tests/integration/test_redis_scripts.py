@@ -443,6 +443,23 @@ async def test_reap_spares_the_requests_of_a_gateway_within_its_grace(
 
 
 # append_log
+async def test_reap_takes_away_the_first_places_of_what_ended_in_the_queue(
+    redis: Redis, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    for name in ("gone-1", "gone-2", "waits", "gone-3"):
+        await gateway.submit(record(name), max_queued=9)
+    for name in ("gone-1", "gone-2", "gone-3"):
+        await gateway.cancel(MODEL, name, mark())
+    assert as_int(await redis("XLEN", STREAM)) == 4
+
+    await gateway.reap(MODEL)
+
+    left = as_entries(await redis("XRANGE", STREAM, "-", "+"))
+    assert [fields["id"] for _, fields in left] == [b"waits", b"gone-3"]
+    assert await redis.pending() == 0
+    assert set(await claim(engine)) == {"waits"}
+
+
 async def test_append_log_of_a_claimed_request_counts_per_choice(
     redis: Redis, gateway: RedisGatewayWire, engine: RedisEngineWire
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.pb.queue_pb2 import Frame, ModelCard
 from headrace_transport.errors import RecordRejected
-from headrace_transport.interface import FIRST_FRAME, ApiKey, EngineInfo
+from headrace_transport.interface import FIRST_FRAME, ApiKey, EngineInfo, GatewayWire
 from support.wires import (
     GATEWAY,
     LEASE_MS,
@@ -212,6 +212,68 @@ async def test_reaper_ends_what_expired_in_the_queue(wires: Wires) -> None:
     assert set(await claim(engine)) == {"probe"}
 
 
+async def test_a_gateway_ends_what_expired_in_a_queue_without_engines(wires: Wires) -> None:
+    gateway = await wires.gateway()
+    await gateway.submit(record("probe"), max_queued=9)
+    state = await gateway.request_state("probe")
+    assert state is not None
+    late = record("late", gateway="gw-dead", deadline_ms=state.created_ms + SHORT_MS)
+    await gateway.submit(late, max_queued=9)
+    await gateway.submit(record("left", gateway="gw-dead"), max_queued=9)
+    await gateway.leave_gateway("gw-dead")
+    await wires.pass_ms(2 * SHORT_MS)
+    await gateway.reap(MODEL)
+    assert await ends(gateway, "probe", "late", "left") == {
+        "probe": None,
+        "late": FinishReason.CANCELLED,  # its gateway is gone: that is seen first
+        "left": FinishReason.CANCELLED,
+    }
+    assert await gateway.live_requests("acme", "key1", limit=9) == ["probe"]
+
+
+async def test_what_was_cancelled_at_an_engine_that_died_ends_without_a_successor(
+    wires: Wires,
+) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    await gateway.beat_gateway(GATEWAY, ttl_ms=LEASE_MS)
+    for name in ("stopped", "waits"):
+        await gateway.submit(record(name), max_queued=9)
+    await claim(engine, lease_ms=SHORT_MS)
+    await gateway.cancel(MODEL, "stopped", mark())
+    await gateway.reap(MODEL)
+    assert await ends(gateway, "stopped", "waits") == {"stopped": None, "waits": None}
+
+    await wires.pass_ms(2 * SHORT_MS)
+    await gateway.reap(MODEL)
+
+    assert await ends(gateway, "stopped", "waits") == {
+        "stopped": FinishReason.CANCELLED,
+        "waits": None,
+    }
+    (terminal,) = await gateway.read_out(GATEWAY, FIRST_FRAME, block_ms=1000)
+    assert isinstance(terminal.item, Frame)
+    assert terminal.item.attempts == [2]
+    assert await gateway.queue_depth(MODEL) == 1
+    [successor] = (await claim(engine, "e-2")).values()
+    assert (successor.record.id, successor.attempt, successor.crashes) == ("waits", 2, 1)
+
+
+async def test_one_gateway_sweeps_until_it_is_silent(wires: Wires) -> None:
+    gateway = await wires.gateway()
+    assert await gateway.take_sweep("gw-1", ttl_ms=SHORT_MS)
+    assert await gateway.take_sweep("gw-1", ttl_ms=SOON_MS)
+    assert not await gateway.take_sweep("gw-2", ttl_ms=SOON_MS)
+    await wires.pass_ms(SOON_MS + 50)
+    assert await gateway.take_sweep("gw-2", ttl_ms=SOON_MS)
+    assert not await gateway.take_sweep("gw-1", ttl_ms=SOON_MS)
+
+
+async def ends(gateway: GatewayWire, *requests: str) -> dict[str, FinishReason | None]:
+    """How each has ended, None: it has not."""
+    states = {request: await gateway.request_state(request) for request in requests}
+    return {request: state.finish for request, state in states.items() if state is not None}
+
+
 async def test_control_stream_of_a_dead_engine_goes(wires: Wires) -> None:
     gateway, engine = await wires.gateway(), await wires.engine()
     await engine.beat_engine(replace(INFO, process="e-1"), ttl_ms=SHORT_MS)
@@ -285,6 +347,7 @@ async def test_a_drain_reaches_the_process_it_is_meant_for(wires: Wires) -> None
     await engine.beat_engine(replace(INFO, process=OLD), ttl_ms=LEASE_MS)
     assert await gateway.drain_engine(OLD, grace_ms=1500)
     ((_, control),) = await engine.read_control(OLD, "0-0", block_ms=10)
+    assert control is not None
     assert control.WhichOneof("kind") == "drain"
     assert control.drain.grace_ms == 1500
     assert not await gateway.drain_engine(NEW, grace_ms=5)

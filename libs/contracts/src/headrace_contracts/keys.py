@@ -19,6 +19,8 @@ GATEWAYS: Final = "hr:gateways"
 """Sorted set: gateway processes by expiry, unix ms."""
 API_KEYS: Final = "hr:keys"
 """Set: public ids of API keys."""
+SWEEPER: Final = "hr:sweeper"
+"""String, TTL: the gateway process that clears what is left of the dead, and ends what expired."""
 PROBE: Final = "hr:probe"
 """Never written: deleting it shows whether the server takes writes."""
 

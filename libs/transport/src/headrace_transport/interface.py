@@ -324,6 +324,14 @@ class GatewayWire(Protocol):
         ...
 
     # processes
+    async def reap(self, model: str) -> None:
+        """As ``EngineWire.reap``: for models that no engine serves, somebody else has to."""
+        ...
+
+    async def take_sweep(self, gateway: str, *, ttl_ms: int) -> bool:
+        """Takes, or keeps, the lease under which one gateway reaps for all. False: another has it."""
+        ...
+
     async def beat_gateway(self, gateway: str, *, ttl_ms: int) -> None: ...
 
     async def leave_gateway(self, gateway: str, *, keep_ms: int = 0) -> None:
@@ -455,8 +463,10 @@ class EngineWire(Protocol):
 
     async def reap(self, model: str) -> None:
         """Clears what dead processes left: requests of dead gateways are marked cancelled,
-        expired process leases removed, out and control streams of the dead deleted.
-        Safe to run by every engine at once; does nothing for a while after an outage, in which
+        expired process leases removed, out and control streams of the dead deleted. Requests whose
+        lease expired go back to the queue; those of them that are cancelled end, like all in the
+        queue whose deadline has passed.
+        Safe to run by everybody at once; does nothing for a while after an outage, in which
         nobody could beat.
         """
         ...

@@ -80,6 +80,8 @@ class MemoryBroker:
         self.blobs: dict[str, bytes] = {}
         self.keys: dict[str, ApiKey] = {}
         self.rates: dict[tuple[str, str], Buckets] = {}
+        self.sweeper: tuple[str, int] = ("", 0)
+        """Who reaps for all, and until when, unix ms."""
 
     def flush(self) -> None:
         """Loses everything, as FLUSHALL does."""
@@ -93,6 +95,7 @@ class MemoryBroker:
         self.blobs.clear()
         self.keys.clear()
         self.rates.clear()
+        self.sweeper = ("", 0)
 
     async def enter(self) -> None:
         """Where every call comes in: others get their turn, as they do over a network."""
@@ -198,6 +201,33 @@ class _MemoryWire:
     def _known_card(self, card: ModelCard | None) -> ModelCard | None:
         known = card is not None and self.foreign.is_ours("card", card.version)
         return card if known else None
+
+    async def reap(self, model: str) -> None:
+        """See ``EngineWire.reap``."""
+        await self._broker.enter()
+        broker, now = self._broker, self._broker.now_ms()
+        if now - broker.failed_ms < broker.options.reap_after_outage_s * 1000:
+            return
+        grace = broker.options.resume_grace_ms
+        dead = {name for name, expiry in broker.gateways.items() if expiry + grace <= now}
+        work = broker.work(model)
+        work.sweep()
+        stranded = work.stranded(lambda name: name in dead or name not in broker.gateways)
+        expired, marked = work.expired(), work.marked()
+        for name in dead:
+            del broker.gateways[name]
+            broker.outs.pop(name, None)
+        for name, (_, expiry) in list(broker.engines.items()):
+            if expiry <= now:
+                del broker.engines[name]
+                broker.controls.pop(name, None)
+        for request in stranded:
+            mark = CancelMark(reason=codes_pb2.FINISH_REASON_CANCELLED)
+            broker.cancel(model, request, mark)
+        for request in expired:
+            broker.cancel(model, request, CancelMark(reason=codes_pb2.FINISH_REASON_DEADLINE))
+        for request, mark in marked.items():
+            broker.cancel(model, request, mark)
 
     def _known(self, item: Frame | Fence) -> Frame | Fence | None:
         kind = "frame" if isinstance(item, Frame) else "fence"
@@ -378,6 +408,16 @@ class MemoryGatewayWire(_MemoryWire):
             return False
         entry = Control(version=WIRE_VERSION, drain=Drain(grace_ms=grace_ms))
         self._broker.control(engine).append(entry)
+        return True
+
+    async def take_sweep(self, gateway: str, *, ttl_ms: int) -> bool:
+        """See ``GatewayWire.take_sweep``."""
+        await self._broker.enter()
+        check_process("a gateway", gateway)
+        now, (owner, expiry) = self._broker.now_ms(), self._broker.sweeper
+        if owner != gateway and expiry > now:
+            return False
+        self._broker.sweeper = (gateway, now + ttl_ms)
         return True
 
     async def beat_gateway(self, gateway: str, *, ttl_ms: int) -> None:
@@ -564,30 +604,6 @@ class MemoryEngineWire(_MemoryWire):
             del self._broker.engines[other]
             self._broker.controls.pop(other, None)
         return self._broker.work(model).expire_leases(predecessors)
-
-    async def reap(self, model: str) -> None:
-        """See ``EngineWire.reap``."""
-        await self._broker.enter()
-        broker, now = self._broker, self._broker.now_ms()
-        if now - broker.failed_ms < broker.options.reap_after_outage_s * 1000:
-            return
-        grace = broker.options.resume_grace_ms
-        dead = {name for name, expiry in broker.gateways.items() if expiry + grace <= now}
-        work = broker.work(model)
-        stranded = work.stranded(lambda name: name in dead or name not in broker.gateways)
-        expired = work.expired()
-        for name in dead:
-            del broker.gateways[name]
-            broker.outs.pop(name, None)
-        for name, (_, expiry) in list(broker.engines.items()):
-            if expiry <= now:
-                del broker.engines[name]
-                broker.controls.pop(name, None)
-        for request in stranded:
-            mark = CancelMark(reason=codes_pb2.FINISH_REASON_CANCELLED)
-            broker.cancel(model, request, mark)
-        for request in expired:
-            broker.cancel(model, request, CancelMark(reason=codes_pb2.FINISH_REASON_DEADLINE))
 
     # steps of a claim
     async def take(self, model: str, engine: str, *, credit: int, lease_ms: int) -> Sequence[Taken]:

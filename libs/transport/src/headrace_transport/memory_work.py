@@ -176,6 +176,11 @@ class ModelWork:
             if work.status == "queued" and work.deadline_ms <= now
         ]
 
+    def marked(self) -> dict[str, CancelMark]:
+        """Requests that were cancelled whole at an engine, and lost it."""
+        marks = {work.record.id: work.marks.get(None) for work in self._mine() if not work.owner}
+        return {request: mark for request, mark in marks.items() if mark is not None}
+
     def stranded(self, gone: Callable[[str], bool]) -> list[str]:
         """Live requests of gateways that are gone."""
         return [
@@ -199,7 +204,7 @@ class ModelWork:
     def take(self, engine: str, *, credit: int, lease_ms: int, sweep: bool = True) -> list[Taken]:
         """As ``claim.lua``."""
         if sweep:
-            self._sweep()
+            self.sweep()
         rows: list[Taken] = []
         if credit <= 0 or self._secluded(engine, lease_ms, rows):
             return rows
@@ -295,7 +300,8 @@ class ModelWork:
             raise ConcurrencyExceeded(running=running, limit=limit)
 
     # leases
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
+        """As in ``common.lua``."""
         now = self._now_ms()
         lapsed = [
             work for work in self._mine() if work.owner is not None and work.expires_ms <= now

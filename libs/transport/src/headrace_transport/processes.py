@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from headrace_contracts import keys
-from headrace_contracts.keys import HOLE
-from headrace_contracts.limits import WIRE_VERSION
+from headrace_contracts.keys import BANDS, HOLE
+from headrace_contracts.limits import MAX_CRASHES, SUSPECT_CRASHES, WIRE_VERSION
 from headrace_contracts.pb import codes_pb2
 from headrace_contracts.pb.queue_pb2 import CancelMark, Control, Drain
 
@@ -16,7 +16,7 @@ from headrace_transport.errors import CommandFailed
 from headrace_transport.interface import EngineInfo, Wait
 from headrace_transport.names import check_model, check_process, name_of
 from headrace_transport.part import Part
-from headrace_transport.replies import as_fields, as_int, as_list, as_text
+from headrace_transport.replies import as_bytes, as_fields, as_int, as_list, as_text
 
 _WAITS = 256
 """Requests of which an engine tells why they wait."""
@@ -24,7 +24,42 @@ _REAP = 256
 """Requests and processes that one reaping looks at, of each kind."""
 
 
-class GatewayLeases(Part):
+class Reaper(Part):
+    """Clears what the dead left."""
+
+    async def reap(self, model: str) -> None:
+        """See ``GatewayWire.reap``."""
+        if self._server.calm_s < self._server.options.reap_after_outage_s:
+            return
+        stranded, expired, marked = as_list(
+            await self._server.run_model(
+                "reap",
+                check_model(model),
+                [
+                    self._server.options.resume_grace_ms,
+                    keys.engines(model),
+                    keys.engine(HOLE),
+                    keys.gateway(HOLE),
+                    _REAP,
+                    SUSPECT_CRASHES,
+                    MAX_CRASHES,
+                    BANDS,
+                ],
+            )
+        )
+        marks = CancelMarks(self._server)
+        for ids, reason in (
+            (stranded, codes_pb2.FINISH_REASON_CANCELLED),
+            (expired, codes_pb2.FINISH_REASON_DEADLINE),
+        ):
+            for request in as_list(ids):
+                await marks.cancel(model, as_text(request), CancelMark(reason=reason))
+        flat = as_list(marked)
+        for request, mark in zip(flat[::2], flat[1::2], strict=True):
+            await marks.cancel(model, as_text(request), CancelMark.FromString(as_bytes(mark)))
+
+
+class GatewayLeases(Reaper):
     """What a gateway says and asks about processes."""
 
     async def beat_gateway(self, gateway: str, *, ttl_ms: int) -> None:
@@ -44,6 +79,11 @@ class GatewayLeases(Part):
                 ("DEL", keys.gateway(gateway), keys.out(gateway)),
             ]
         )
+
+    async def take_sweep(self, gateway: str, *, ttl_ms: int) -> bool:
+        """See ``GatewayWire.take_sweep``."""
+        check_process("a gateway", gateway)
+        return bool(as_int(await self._server.run("hold", [keys.SWEEPER], [gateway, ttl_ms])))
 
     async def engines(self, model: str) -> Sequence[EngineInfo]:
         """See ``GatewayWire.engines``."""
@@ -75,8 +115,8 @@ class GatewayLeases(Part):
         return True
 
 
-class EngineLeases(Part):
-    """What an engine says about processes, and what it clears."""
+class EngineLeases(Reaper):
+    """What an engine says about processes."""
 
     async def beat_engine(self, info: EngineInfo, *, ttl_ms: int) -> None:
         """See ``EngineWire.beat_engine``."""
@@ -112,31 +152,6 @@ class EngineLeases(Part):
                 [engine, f"{name_of(engine)}-", keys.engines(model), keys.engine(HOLE)],
             )
         )
-
-    async def reap(self, model: str) -> None:
-        """See ``EngineWire.reap``."""
-        if self._server.calm_s < self._server.options.reap_after_outage_s:
-            return
-        stranded, expired = as_list(
-            await self._server.run_model(
-                "reap",
-                check_model(model),
-                [
-                    self._server.options.resume_grace_ms,
-                    keys.engines(model),
-                    keys.engine(HOLE),
-                    keys.gateway(HOLE),
-                    _REAP,
-                ],
-            )
-        )
-        marks = CancelMarks(self._server)
-        for ids, reason in (
-            (stranded, codes_pb2.FINISH_REASON_CANCELLED),
-            (expired, codes_pb2.FINISH_REASON_DEADLINE),
-        ):
-            for request in as_list(ids):
-                await marks.cancel(model, as_text(request), CancelMark(reason=reason))
 
 
 def _info(process: str, fields: dict[str, bytes]) -> EngineInfo:

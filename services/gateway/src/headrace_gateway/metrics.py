@@ -127,6 +127,17 @@ class GatewayMetrics:
             "Age of the last result frame when it was read, by the clocks of both machines.",
             unit="seconds",
         )
+        self.queue_depth = registry.gauge(
+            "headrace_gateway_queue_depth",
+            "Requests of a model that wait for an engine, on the server: every gateway tells the "
+            "same number. Absent while the server cannot be read.",
+            labels=("model",),
+        )
+        self.engines_ready = registry.gauge(
+            "headrace_gateway_engines_ready",
+            "Engines that serve a model, as this gateway sees them.",
+            labels=("model",),
+        )
         self.backend_up = registry.gauge(
             "headrace_gateway_backend_up", "1 while the Redis server answers, else 0."
         )

@@ -11,24 +11,10 @@
 --    of each, whatever the verdict.
 -- Cost: the rows given, the entries looked at, the leases that expired.
 local engine, credit, lease_ms = A[1], tonumber(A[2]), tonumber(A[3])
-local suspect_at, dead_at = tonumber(A[4]), tonumber(A[5])
+local suspect_at, dead_at = A[4], tonumber(A[5])
 local looks = tonumber(A[8])
 local now = now_ms()
 local rows = {}
-
--- Leases that expired: each is one crash more.
-local function sweep()
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', K.expiries, '-inf', int(now), 'LIMIT', 0, looks)) do
-    local lease = lease_of(id)
-    if lease then drop_lease(id, lease.owner) else redis.call('ZREM', K.expiries, id) end
-    local st = read(id, 'deadline')
-    if st and st.status == 'running' then
-      st.crashes = redis.call('HINCRBY', state_key(id), 'crashes', 1)
-      st.suspect_at, st.dead_at = suspect_at, dead_at
-      orphan(id, st, now)
-    end
-  end
-end
 
 local function record_of(id, st)
   local found = redis.call('XRANGE', queue_key(st.band, st.tenant), st.entry, st.entry)
@@ -157,7 +143,7 @@ local function walk(band)
   end
 end
 
-if A[9] == '1' then sweep() end
+if A[9] == '1' then sweep(now, looks, suspect_at, dead_at) end
 if credit <= 0 or secluded() then return rows end
 while #rows < credit do
   local id = redis.call('ZPOPMIN', K.orphans)[1]

@@ -139,6 +139,31 @@ local function orphan(id, st, now)
   redis.call('ZADD', suspect and K.suspects or K.orphans, int(now), id)
 end
 
+-- Leases that expired: each is one crash more, and its request waits for a successor.
+local function sweep(now, most, suspect_at, dead_at)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', K.expiries, '-inf', int(now), 'LIMIT', 0, most)) do
+    local lease = lease_of(id)
+    if lease then drop_lease(id, lease.owner) else redis.call('ZREM', K.expiries, id) end
+    local st = read(id, 'deadline')
+    if st and st.status == 'running' then
+      st.crashes = redis.call('HINCRBY', state_key(id), 'crashes', 1)
+      st.suspect_at, st.dead_at = suspect_at, dead_at
+      orphan(id, st, now)
+    end
+  end
+end
+
+-- Id of the last entry of a work stream that was given to the group; nil where there is none.
+local function delivered(stream)
+  local groups = redis.pcall('XINFO', 'GROUPS', stream)
+  if groups.err then return nil end
+  for _, group in ipairs(groups) do
+    local fields = {}
+    for i = 1, #group, 2 do fields[group[i]] = group[i + 1] end
+    if fields['name'] == GROUP then return fields['last-delivered-id'] end
+  end
+end
+
 -- The one place where a request ends. st: band tenant entry delivered gateway key n.
 local function end_request(id, st, reason, usage)
   if st.delivered == '1' then forget_entry(st.band, st.tenant, st.entry) end

@@ -1,11 +1,37 @@
 #!lua flags=allow-oom
--- Clears what dead processes left, and names the requests whose turn it is to end.
+-- Clears what dead processes left, and names the requests that end although no engine has them.
 --
 -- prelude common
 -- A  1 ms after its expiry that a gateway's requests are kept  2 engines (sorted set)
 --    3 pattern of an engine's hash  4 pattern of a gateway's hash  5 at most this many of each
--- Returns {{ids of requests of dead gateways}, {ids whose deadline passed in the queue}}
+--    6 crashes that make a suspect  7 crashes that end it  8 bands
+-- Returns {{ids of requests of dead gateways}, {ids whose deadline passed in the queue},
+--    {id, mark, ...} of requests that were cancelled at an engine and lost it}
 local now, grace, most = now_ms(), tonumber(A[1]), tonumber(A[5])
+
+-- What ended while it was queued is an empty place in its stream, for a claim to pass over. The
+-- first ones go here, given to the group like any other: an undelivered entry is never deleted.
+local function clear_head(band, tenant)
+  local stream = queue_key(band, tenant)
+  for _ = 1, most do
+    local after = delivered(stream)
+    local entry = after and redis.call('XRANGE', stream, '(' .. after, '+', 'COUNT', 1)[1]
+    if not entry or entry[2][1] ~= 'id' then return end
+    local st = read(entry[2][2], 'entry')
+    if not st or (st.status ~= 'finished' and st.entry == entry[1]) then return end
+    redis.call('XREADGROUP', 'GROUP', GROUP, GROUP, 'COUNT', 1, 'STREAMS', stream, '>')
+    forget_entry(band, tenant, entry[1])
+  end
+end
+
+for band = 0, tonumber(A[8]) - 1 do
+  for _, tenant in ipairs(redis.call('ZRANGE', tenants_key(band), 0, most - 1)) do
+    clear_head(band, tenant)
+  end
+end
+local had = redis.call('ZCARD', K.expiries)
+sweep(now, most, A[6], A[7])
+if redis.call('ZCARD', K.expiries) < had then ring() end
 local stranded = {}
 for _, gateway in ipairs(redis.call('SMEMBERS', K.sources)) do
   local expiry = redis.call('ZSCORE', K.gateways, gateway)
@@ -26,4 +52,14 @@ for _, engine in ipairs(redis.call('ZRANGEBYSCORE', A[2], '-inf', int(now), 'LIM
   redis.call('ZREM', A[2], engine)
   redis.call('DEL', string.format(A[3], engine), control_key(engine))
 end
-return {stranded, redis.call('ZRANGEBYSCORE', K.queued, '-inf', int(now), 'LIMIT', 0, most)}
+local marked = {}
+for _, waiting in ipairs({K.orphans, K.suspects}) do
+  for _, id in ipairs(redis.call('ZRANGE', waiting, 0, most - 1)) do
+    local mark = redis.call('HGET', K.cancels, id)
+    if mark then
+      marked[#marked + 1] = id
+      marked[#marked + 1] = mark
+    end
+  end
+end
+return {stranded, redis.call('ZRANGEBYSCORE', K.queued, '-inf', int(now), 'LIMIT', 0, most), marked}

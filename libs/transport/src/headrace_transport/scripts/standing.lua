@@ -13,16 +13,6 @@ local owner = lease and lease.owner or ''
 local waits = owner ~= '' and redis.call('HGET', string.format(A[2], owner), 'waits') or ''
 local left = redis.call('ZSCORE', K.orphans, id) or redis.call('ZSCORE', K.suspects, id)
 
-local function delivered(stream)
-  local groups = redis.pcall('XINFO', 'GROUPS', stream)
-  if groups.err then return nil end
-  for _, group in ipairs(groups) do
-    local fields = {}
-    for i = 1, #group, 2 do fields[group[i]] = group[i + 1] end
-    if fields['name'] == GROUP then return fields['last-delivered-id'] end
-  end
-end
-
 -- Cancelled entries stay as tombstones until a claim meets them: they are passed over.
 local function ahead()
   local stream = queue_key(st.band, st.tenant)

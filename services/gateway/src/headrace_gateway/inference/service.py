@@ -58,6 +58,7 @@ from headrace_gateway.inference.session import Session
 from headrace_gateway.inference.spans import tell_request
 from headrace_gateway.inference.standing import Listed, Why
 from headrace_gateway.inference.tasks import Tasks
+from headrace_gateway.inference.watch import ModelGauges, Sweeper
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.settings import GatewaySettings
 
@@ -163,6 +164,8 @@ class InferenceService:
             ),
             changed=self._book.changed,
         )
+        self._gauges = ModelGauges(wire, catalog, metrics)
+        self._sweeper = Sweeper(wire, catalog, process, lease_s=settings.lease_s)
         metrics.open_requests = lambda: self._book.unsettled
         metrics.open_streams = lambda: self._readers
         metrics.foreign_records = lambda: wire.foreign.counts
@@ -181,6 +184,8 @@ class InferenceService:
                 (self._watch(), "watch"),
                 (self._trims(), "trims"),
                 (self._warms(), "warms"),
+                (self._gauges.run(), "gauges"),
+                (self._sweeper.run(), "sweeper"),
             ):
                 self._tasks.serve(job, name=name)
             await stop.wait()

@@ -1,0 +1,88 @@
+"""What a gateway does for models rather than for calls: their gauges, and a sweep for all.
+
+Next: headrace_gateway.inference.service
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from headrace_kit.log import get_logger
+from headrace_transport.errors import TransportUnavailable
+from headrace_transport.interface import GatewayWire
+
+from headrace_gateway.errors import BackendUnavailable, transport_errors
+from headrace_gateway.inference.catalog import Catalog
+from headrace_gateway.metrics import GatewayMetrics
+
+log = get_logger(__name__)
+
+GAUGES_EVERY_S: Final = 1.0
+
+
+class ModelGauges:
+    """Queues and engines of every model as gauges, with no engine at hand too. While the server
+    cannot be read there are none: an old number would be believed.
+    """
+
+    def __init__(self, wire: GatewayWire, catalog: Catalog, metrics: GatewayMetrics) -> None:
+        self._wire = wire
+        self._catalog = catalog
+        self._metrics = metrics
+        self._shown: set[str] = set()
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(GAUGES_EVERY_S)
+
+    async def look(self) -> None:
+        """Once."""
+        there: set[str] = set()
+        try:
+            for name in await self._catalog.cards():
+                with transport_errors():
+                    depth = await self._wire.queue_depth(name)
+                engines = await self._catalog.engines(name)
+                ready = sum(engine.state == "ready" for engine in engines)
+                self._metrics.queue_depth.labels(name).set(depth)
+                self._metrics.engines_ready.labels(name).set(ready)
+                there.add(name)
+                self._shown.add(name)
+        except BackendUnavailable:
+            there.clear()
+        for name in self._shown - there:
+            self._metrics.queue_depth.remove(name)
+            self._metrics.engines_ready.remove(name)
+        self._shown = there
+
+
+class Sweeper:
+    """Ends what nobody else would end: requests of dead gateways and past deadlines, in the queue
+    of a model that no engine serves. One gateway at a time does it.
+    """
+
+    def __init__(
+        self, wire: GatewayWire, catalog: Catalog, process: str, *, lease_s: float
+    ) -> None:
+        self._wire = wire
+        self._catalog = catalog
+        self._process = process
+        self._lease_s = lease_s
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await asyncio.sleep(self._lease_s / 3)
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """Once, if it is this process's turn."""
+        try:
+            if await self._wire.take_sweep(self._process, ttl_ms=int(self._lease_s * 1000)):
+                for name in await self._catalog.cards():
+                    await self._wire.reap(name)
+        except (TransportUnavailable, BackendUnavailable):
+            log.debug("sweep.missed")

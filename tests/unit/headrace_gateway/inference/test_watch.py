@@ -1,0 +1,60 @@
+"""Gauges of models, and the sweep that one gateway does for all."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headrace_contracts.codes import FinishReason
+from headrace_transport.memory import MemoryGatewayWire
+from support.wire import MODEL, Gateway, Stack, call, eventually
+from support.wires import record
+
+
+async def test_a_queue_without_engines_is_shown_and_goes_with_the_server() -> None:
+    stack = Stack()
+    gateway = stack.gateway(scale_from_zero=True)
+    async with gateway.running() as service:
+        await stack.engine.appear()
+        await stack.engine.leave()
+        running = await service.start(call("x"))
+        await eventually(lambda: shows(gateway, "headrace_gateway_queue_depth", 1))
+        assert await shows(gateway, "headrace_gateway_engines_ready", 0)
+
+        await stack.engine.appear()
+        await stack.engine.claim()
+        await eventually(lambda: shows(gateway, "headrace_gateway_engines_ready", 1))
+        assert await shows(gateway, "headrace_gateway_queue_depth", 0)
+
+        stack.broker.up = False
+        await eventually(lambda: shows(gateway, "headrace_gateway_queue_depth", None))
+        assert await shows(gateway, "headrace_gateway_engines_ready", None)
+        stack.broker.up = True
+        await eventually(lambda: shows(gateway, "headrace_gateway_queue_depth", 0))
+        await running.aclose()
+
+
+async def test_the_request_of_a_gateway_that_died_ends_in_a_queue_without_engines() -> None:
+    stack = Stack()
+    await stack.engine.appear()
+    await stack.engine.leave()
+    wire = MemoryGatewayWire(stack.broker)
+    left = record("left", gateway="gateway-dead", model=MODEL)
+    await wire.submit(left, max_queued=9)
+    await wire.leave_gateway("gateway-dead")
+    async with stack.gateway(lease_s=0.3).running(), stack.gateway("other", lease_s=0.3).running():
+
+        async def ended() -> bool:
+            state = await wire.request_state("left")
+            return state is not None and state.finish is FinishReason.CANCELLED
+
+        await eventually(ended)
+
+
+async def shows(gateway: Gateway, name: str, value: float | None) -> bool:
+    """Whether the model's gauge is there with that value; None: whether it is not there."""
+    await asyncio.sleep(0)
+    for family in gateway.metrics.registry.families():
+        for sample in family.samples:
+            if sample.name == name and sample.labels == {"model": MODEL}:
+                return sample.value == value
+    return value is None
