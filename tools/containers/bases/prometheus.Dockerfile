@@ -8,7 +8,7 @@ RUN apt-get -o Acquire::Retries=5 update -qq \
     && mv usr/bin/prometheus usr/bin/promtool /bin/ \
     && install -d -o nobody -g nogroup /prometheus \
     && rm -rf /unpacked/* /var/lib/apt/lists/* /var/cache/* /var/log/*
-USER nobody
+USER 65534
 VOLUME /prometheus
 WORKDIR /prometheus
 EXPOSE 9090
