@@ -348,7 +348,7 @@ class LockstepMachine(RuleBasedStateMachine):
                 continue
             told = book.of(sequence.number)
             assert told is not None
-            reason, detail = self.naive.reasons.get(sequence.number, (Reason.PRIORITY, 0))
+            reason, detail = self.naive.reasons.get(sequence.number, (self.naive.behind, 0))
             assert told.reason is reason
             assert told.detail == detail or reason is Reason.BLOCKS
 

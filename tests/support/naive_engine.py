@@ -85,6 +85,8 @@ class NaiveEngine:
         self.plan = NaivePlan()
         self.reasons: dict[int, tuple[Reason, int]] = {}
         """Of those that the newest pass looked at."""
+        self.behind = Reason.PRIORITY
+        """Of all others that wait."""
         self.evictions = self.preemptions = self.copied = 0
         self.ended: dict[tuple[int, int], str] = {}
         self._numbers = 0
@@ -244,6 +246,7 @@ class NaiveEngine:
         self.passes += 1
         self._settle()
         self.reasons = {s.number: (Reason.IN_FLIGHT, 0) for s in self._pause_order}
+        self.behind = Reason.PRIORITY
         if self.free_slots:
             for sequence in self.waiting()[: self.settings.plan_window]:
                 if not sequence.blocks:
@@ -428,6 +431,10 @@ class NaiveEngine:
             chunks.append(NaiveChunk(sequence, begin, end, store_from, True, source))
             budget -= end - begin
             rows -= 1
+        if budget < 1:
+            self.behind = Reason.TOKEN_BUDGET
+        if not rows:
+            self.behind = Reason.BATCH_ROWS
         return budget
 
     def _ways(self, sequence: NaiveSequence, resume: int) -> list[tuple[int, NaiveBlock | None]]:
@@ -550,6 +557,7 @@ class NaiveEngine:
         self._leave_batch(sequence)
         sequence.status = "paused"
         self._pause_order.append(sequence)
+        self.reasons[sequence.number] = (Reason.IN_FLIGHT, 0)
         if trusted is not None:
             self._distrust(sequence, trusted)
 

@@ -13,6 +13,8 @@ from headrace_engine.errors import EngineFailed
 from headrace_engine.intake.gateway import EngineGateway
 from headrace_engine.loop.ranks import RankGroup, SingleRank
 from headrace_engine.loop.thread import EngineLoop, executor_limits
+from headrace_engine.scheduler.journal import Journal
+from headrace_engine.scheduler.journal_replay import Replayer
 from headrace_engine.state.batch import BatchData
 from support.clock import FakeClock
 from support.engine import InlineRunner, Rig, TokenExactExecutor, small_settings
@@ -41,6 +43,18 @@ class Recording(TokenExactExecutor):
         self.rows += batch.rows
 
 
+class TickingClock(FakeClock):
+    """Every look takes its time."""
+
+    def __init__(self, tick_s: float) -> None:
+        super().__init__()
+        self._tick_s = tick_s
+
+    def monotonic(self) -> float:
+        self.advance(self._tick_s)
+        return super().monotonic()
+
+
 class Group:
     """Engines in step, each on a thread; what they say is heard by one listener."""
 
@@ -52,14 +66,19 @@ class Group:
         self.executors = [Recording() for _ in range(size)]
         self.failures: list[BaseException] = []
         self.loops: list[EngineLoop] = []
+        self.journals = [Journal() for _ in range(size)]
         for executor, rank in zip(self.executors, self.ranks.members(), strict=True):
             limits = executor_limits(settings, executor.block_bytes(settings.block_tokens))
             runner = InlineRunner(executor, limits)
             # Clocks that disagree: only rank 0's may count.
-            clock = FakeClock()
-            clock.advance(1000.0 * len(self.loops))
+            place = len(self.loops)
+            clock = TickingClock(0.01 * (place + 1))
+            clock.advance(1000.0 * place)
+            journal = self.journals[place]
             self.loops.append(
-                EngineLoop(self.door, runner, settings, clock, executor.shape, ranks=rank)
+                EngineLoop(
+                    self.door, runner, settings, clock, executor.shape, ranks=rank, journal=journal
+                )
             )
         self._threads = [
             threading.Thread(target=self._run, args=(loop,), daemon=True) for loop in self.loops
@@ -116,6 +135,30 @@ def test_ranks_of_a_tensor_group_commit_the_same_plans(size: int, phases: int) -
         for choice in range(group.listener.requests[handle].n):
             group.listener.assert_true(handle, choice)
             assert group.listener.choice(handle, choice).end is not None
+
+
+@pytest.mark.rule("ranks.same-plans")
+@pytest.mark.rule("journal.every-input")
+@pytest.mark.parametrize("phases", [1, 2])
+def test_the_journal_of_every_rank_gives_its_plans_again_though_time_sizes_the_chunks(
+    phases: int,
+) -> None:
+    group = Group(3, "tensor", phases=phases, pool_blocks=64, step_target_ms=45.0)
+    handles = group.push_mixture()
+    group.door.drain()
+    group.start()
+    group.join()
+    assert group.failures == []
+    plans: list[list[bytes]] = []
+    for journal in group.journals:
+        (segment,) = journal.segments
+        result = Replayer(segment).run()
+        assert result.difference is None
+        plans.append([record[2] for record in segment.records if record[0] == "p"])
+        assert result.passes == len(plans[-1]) > 10
+    assert plans[0] == plans[1] == plans[2]
+    for handle in handles:
+        group.listener.assert_true(handle)
 
 
 @pytest.mark.rule("ranks.same-passes")

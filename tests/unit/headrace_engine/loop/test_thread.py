@@ -428,7 +428,7 @@ def test_the_snapshot_names_who_waits_and_why_at_most_once_per_interval() -> Non
     rig.step()
     first, second = rig.loop.metrics.get().waits
     assert (first.handle, first.reason) == (late[0], "batch_rows")
-    assert (second.handle, second.reason) == (late[1], "priority")
+    assert (second.handle, second.reason) == (late[1], "batch_rows")
     rig.run()
     for handle in (*running, *late):
         rig.assert_true(handle)

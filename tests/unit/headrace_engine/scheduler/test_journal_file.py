@@ -55,7 +55,7 @@ def test_what_is_whole_of_a_truncated_file_can_be_asked_for(tmp_path: Path) -> N
         (['{"a": 1}\n'], "no journal of Headrace"),
         (["[1, 2]\n"], "no journal of Headrace"),
         (['{"headrace_journal": 99}\n'], "version 99"),
-        (['{"headrace_journal": 2}\n'], "not the beginning"),
+        (['{"headrace_journal": 3}\n'], "not the beginning"),
         ([], "empty"),
     ],
 )

@@ -90,7 +90,7 @@ def test_each_waiting_sequence_has_its_reason() -> None:
         rig.push([i] * 3, 20)
     rig.step()
     rig.step()
-    assert rig.scheduler.residents.reasons.counts() == {"batch_rows": 1, "priority": 1}
+    assert rig.scheduler.residents.reasons.counts() == {"batch_rows": 2}
     metrics = rig.loop.metrics.get()
     assert metrics.waiting == sum(metrics.waiting_by_reason.values()) == 2
 

@@ -14,6 +14,8 @@ A record is a tuple. Its first element says what it is:
     ("p", now_s, hash, decode, packed)      a pass: slots that decode (None: as in the pass before)
                                             and everything else of the plan, see ``pack``
     ("d", now_s, tokens)                    the oldest batch came back; tokens only for a sink
+    ("c", now_s)                            a batch had come back then, on the clock of rank 0: what a step
+                                            with a target is paced by
     ("k", [(number, block, key), ...])      keys that blocks got, or were refused, since the last "k"
     ("l", [(number, maker, common), ...])   searches for a sibling since the last "l": who made the block
                                             that was found (0: none was), and its tokens in common
@@ -174,6 +176,10 @@ class Journal:
         tokens = output.tokens if output is not None and self._sink is not None else None
         self._put(("d", now_s), 100, tokens)
 
+    def paced(self, now_s: float) -> None:
+        """A batch had come back, by the clock that paces all ranks."""
+        self._put(("c", now_s), 100)
+
     def turn(self, passes: int, now_s: float) -> None:
         """A pass begins, and perhaps a segment."""
         full = self._sink is not None and self._sink.full
@@ -268,7 +274,8 @@ def pack(plan: PassPlan, ops: Iterable[MemoryOp], residents: Residents) -> list[
 
     pass, then five lists, each after its length: changes of block tables (slots, indices,
     offsets), chunks (``CHUNK_FIELDS`` each), copies (``COPY_FIELDS`` each), evictions (position and
-    byte offset of the block), reasons of waiting sequences (number, which, detail).
+    byte offset of the block), reasons of waiting sequences that were looked at (number, which,
+    detail). Before the last one the reason of all others.
     """
     table = plan.table
     numbers = [plan.pass_id, len(table.slots), *table.slots, *table.indices, *table.offsets]
@@ -286,7 +293,7 @@ def pack(plan: PassPlan, ops: Iterable[MemoryOp], residents: Residents) -> list[
     for block, allocation, _ in evicted:
         numbers += (block.offset, allocation.addresses[0])
     named = residents.reasons.named
-    numbers.append(len(named))
+    numbers += (REASONS.index(residents.reasons.others), len(named))
     for number, waiting in named.items():
         numbers += (number, REASONS.index(waiting.reason), waiting.detail)
     return numbers
@@ -309,6 +316,8 @@ class PlanView:
     """(position, byte offset)."""
     reasons: tuple[tuple[int, str, int], ...]
     """(number, reason, detail)."""
+    others: str
+    """Reason of waiting sequences that the pass did not look at, if there were any."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -341,7 +350,7 @@ class PlanView:
             f"waits      sequence {number}: {reason}" + (f" {detail}" if detail else "")
             for number, reason, detail in self.reasons
         ]
-        return lines
+        return [*lines, f"waits      every other one: {self.others}"]
 
 
 def unpack(packed: bytes, decode: Iterable[int]) -> PlanView:
@@ -363,7 +372,9 @@ def unpack(packed: bytes, decode: Iterable[int]) -> PlanView:
     try:
         flat = [value for row in rows(3) for value in row]
         third = len(flat) // 3
-        chunks, copies, evicted, reasons = rows(CHUNK_FIELDS), rows(COPY_FIELDS), rows(2), rows(3)
+        chunks, copies, evicted = rows(CHUNK_FIELDS), rows(COPY_FIELDS), rows(2)
+        others, at = REASONS[values[at]].value, at + 1
+        reasons = rows(3)
         view = PlanView(
             pass_id=values[0],
             decode=tuple(decode),
@@ -372,6 +383,7 @@ def unpack(packed: bytes, decode: Iterable[int]) -> PlanView:
             copies=tuple(copies),
             evicted=tuple((row[0], row[1]) for row in evicted),
             reasons=tuple((row[0], REASONS[row[1]].value, row[2]) for row in reasons),
+            others=others,
         )
     except IndexError:
         raise ValueError("a plan's numbers end too early") from None

@@ -214,6 +214,8 @@ class Replayer:
             self.scheduler.retire(record[1])
         elif kind == "d":
             self._complete(record[1], result)
+        elif kind == "c":
+            self.scheduler.completed(record[1])
         elif kind == "p":
             self._schedule(record, result)
         elif kind == "s":
@@ -237,8 +239,6 @@ class Replayer:
 
     def _complete(self, now_s: float, result: Replayed) -> None:
         flight, step, handed_s = self._flights.popleft()
-        if len(flight.slots):
-            self.scheduler.completed(now_s)
         began_s = max(handed_s, self._device_free_s)
         self._device_free_s = now_s
         if step.decode_rows or step.prefill_tokens:

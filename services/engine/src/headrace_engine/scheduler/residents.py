@@ -25,7 +25,7 @@ from headrace_engine.scheduler.publish import (
     leave_frontier,
     publish_complete,
 )
-from headrace_engine.scheduler.reasons import ReasonBook
+from headrace_engine.scheduler.reasons import Reason, ReasonBook
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.state.sequence import Sequence, SequenceColumns, Status
 
@@ -97,7 +97,7 @@ class Residents:
         self.order.enter(sequence)
         self.waiting.add(sequence)
         # From its arrival at the door, so that reasons sum to what is told as queue time.
-        self.reasons.enter(sequence.number, min(sequence.arrived_s, now_s))
+        self.reasons.enter(sequence.number, now_s, sequence.arrived_s)
 
     def hold(self, sequence: Sequence) -> SequenceBlocks:
         """Its blocks; an empty run under its salted root if it has none yet."""
@@ -228,6 +228,7 @@ class Residents:
         self.paused.append(sequence)
         self.any_paused = True
         self.reasons.enter(sequence.number, now_s)
+        self.reasons.name(sequence.number, Reason.IN_FLIGHT, now_s)
         if trusted is not None:
             self.distrust(sequence, trusted)
 

@@ -159,6 +159,8 @@ class Scheduler:
     def completed(self, now_s: float) -> None:
         """The oldest plan that was not empty has run."""
         if self.pace is not None:
+            if self.journal is not None:
+                self.journal.paced(now_s)
             self.pace.completed(now_s)
 
     # the pass
@@ -360,6 +362,10 @@ class Scheduler:
             del self._plans[sequence.number]
             budget -= chunk.end - chunk.begin
             slots -= 1
+        if not slots:
+            residents.reasons.behind(Reason.BATCH_ROWS)
+        elif budget < 1:
+            residents.reasons.behind(Reason.TOKEN_BUDGET)
         return budget
 
     def _awaited(
