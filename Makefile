@@ -74,10 +74,10 @@ smoke: setup ## install each member alone and import all of it with the network 
 test-unit: setup ## unit tests, under two minutes
 	$(ONE_THREAD) $(PYTEST) tests/unit -q -n 2
 
-test-shared: setup ## one suite for the real thing and its fake
+test-shared: setup ## one suite for the real thing and its fake; the wire of earlier versions
 	@command -v redis-server >/dev/null || \
 		echo "SKIPPED: no redis-server on PATH; the embedded server is tested alone"
-	$(ONE_THREAD) $(PYTEST) tests/shared -q
+	$(ONE_THREAD) $(PYTEST) tests/shared tests/wire -q
 
 test-integration: setup ## against a real server
 	$(ONE_THREAD) $(PYTEST) tests/integration -q $(AGAIN)
@@ -104,7 +104,7 @@ test-pythons: setup ## everything without torch on the other supported Pythons
 	@for version in $(PYTHONS); do \
 		if python=$$(tools/find_python.sh $$version); then \
 			"$$python" $(SETUP) --venv .venv-$$version --no-torch && \
-			$(ONE_THREAD) .venv-$$version/bin/python -m pytest tests/unit tests/shared \
+			$(ONE_THREAD) .venv-$$version/bin/python -m pytest tests/unit tests/shared tests/wire \
 				-q -n 2 -m "not torch" -p no:cacheprovider && \
 			$(ONE_THREAD) .venv-$$version/bin/python -m pytest tests/integration tests/chaos \
 				-q -n 2 -m "not torch" -p no:cacheprovider $(AGAIN) || exit 1; \

@@ -1,0 +1,581 @@
+"""What is on the wire, for fixtures that later versions are tested against.
+
+``play`` makes a deployment say everything that one says through its server; ``dump`` takes what then
+lies there, ``load`` puts it into another server, as if it had been written a moment ago, and
+``observe`` tells what gateways and engines of this version read out of it. ``messages`` has every
+message with every field.
+
+Times and ids of stream entries are those of the server. ``load`` moves them, and ``undated`` takes
+them out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from hashlib import sha256
+from typing import Any, Final, cast
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from headrace_contracts import keys
+from headrace_contracts.codes import FinishReason
+from headrace_contracts.limits import INLINE_RECORD_BYTES, WIRE_VERSION
+from headrace_contracts.pb import inference_pb2, queue_pb2
+from headrace_contracts.pb.queue_pb2 import (
+    CancelMark,
+    Frame,
+    LogEntry,
+    ModelCard,
+    RequestRecord,
+    RowFinish,
+    RowLogprobs,
+    RowStart,
+    Sampling,
+    Usage,
+)
+from headrace_contracts.prefix_key import fold, root_key
+from headrace_gateway.auth import tokens
+from headrace_gateway.inference.resume import EdgeNote
+from headrace_transport.connection import connect_engine, connect_gateway
+from headrace_transport.interface import FIRST_FRAME, ApiKey, EngineInfo, Rates, Wait
+from headrace_transport.options import WireOptions
+from headrace_transport.replies import Reply, as_bytes, as_int, as_list, as_text
+from headrace_transport.server import Server
+
+Json = dict[str, Any]
+MODEL: Final = "org/model-1"
+GATEWAY: Final = "gateway-1.a"
+OTHER_GATEWAY: Final = "gateway-2.b"
+ENGINE: Final = "engine-1.a"
+SUCCESSOR: Final = "engine-2.b"
+LEASE_MS: Final = 600_000
+OPTIONS: Final = WireOptions(op_timeout_s=20, connect_timeout_s=20)
+PEPPER: Final = b"pepper of the fixtures"
+OWN_KEY: Final = b"a-key-that-its-owner-chose"
+FILE: Final = b"a file of a tokenizer"
+
+_TIME = re.compile(rb"(?<![0-9a-zA-Z])[12][0-9]{12}(?:-[0-9]+)?(?![0-9a-zA-Z])")
+"""Unix milliseconds, alone or as the id of a stream's entry, in text or inside of a record."""
+_HEX: Final = "hex:"
+
+
+# --- messages
+def messages() -> Iterator[Message]:
+    """Every message of the wire and of the gRPC API, every field set; one for each alternative."""
+    for module in (queue_pb2, inference_pb2):
+        for name in cast("Any", module).DESCRIPTOR.message_types_by_name:
+            kind = cast("type[Message]", getattr(module, name))
+            descriptor: Any = kind.DESCRIPTOR
+            choices = [
+                field.name
+                for group in descriptor.oneofs
+                if len(group.fields) > 1
+                for field in group.fields
+            ]
+            for chosen in choices or [None]:
+                yield _filled(kind(), frozenset(choices) - {chosen})
+
+
+def _filled(
+    message: Message, without: frozenset[str | None] = frozenset(), inside: tuple[str, ...] = ()
+) -> Message:
+    descriptor: Any = message.DESCRIPTOR
+    inside = (*inside, descriptor.full_name)
+    for field in descriptor.fields:
+        # A message may hold others of its own kind: one of them is enough.
+        endless = field.message_type and inside.count(field.message_type.full_name) > 1
+        if field.name in without or endless:
+            continue
+        value: Any = getattr(message, field.name)
+        if field.message_type and field.message_type.GetOptions().map_entry:
+            by_name = field.message_type.fields_by_name
+            value[_scalar(by_name["key"], 0)] = _scalar(by_name["value"], 0)
+        elif field.message_type and field.is_repeated:
+            for _ in range(2):
+                _filled(value.add(), inside=inside)
+        elif field.message_type:
+            value.SetInParent()
+            _filled(value, inside=inside)
+        elif field.is_repeated:
+            value.extend(_scalar(field, i) for i in range(2))
+        else:
+            setattr(message, field.name, _scalar(field, 0))
+    return message
+
+
+def _scalar(field: Any, i: int) -> object:
+    if field.enum_type:
+        return field.enum_type.values[1 + i].number
+    match field.cpp_type:
+        case field.CPPTYPE_STRING if field.type == field.TYPE_BYTES:
+            return f"{field.name} \x00\xff{i}".encode("latin-1")
+        case field.CPPTYPE_STRING:
+            return f"{field.name} äé {i}"
+        case field.CPPTYPE_FLOAT | field.CPPTYPE_DOUBLE:
+            return field.number + i + 0.25
+        case field.CPPTYPE_BOOL:
+            return True
+        case _:
+            return 1000 * field.number + i
+
+
+def kind_of(name: str) -> type[Message]:
+    """A message's class by its name."""
+    module = queue_pb2 if name in queue_pb2.DESCRIPTOR.message_types_by_name else inference_pb2
+    return cast("type[Message]", getattr(module, name))
+
+
+def value_of(message: Message) -> Json:
+    """A message as data, with the names of its fields."""
+    return json_format.MessageToDict(message, preserving_proto_field_name=True)
+
+
+# --- digests
+def digests() -> Json:
+    """What is hashed alike by everybody: prefixes of prompts, keys, and what is stored of keys."""
+    root = root_key(
+        weights_version="weights-1", kv_dtype="bfloat16", tenant="acme", adapter="", salt=b"salt"
+    )
+    ids = b"".join(token.to_bytes(4, "little") for token in range(16))
+    own = tokens.parse_token(OWN_KEY, PEPPER)
+    made = tokens.parse_token(MADE_KEY, PEPPER)
+    assert own is not None
+    assert made is not None
+    return {
+        "prefix root": root.hex(),
+        "prefix of a block": fold(root, ids).hex(),
+        "prefix of a block with an image": fold(root, ids, [b"fingerprint"]).hex(),
+        "own key": {"public_id": own.public_id, "digest": tokens.digest(own, PEPPER).hex()},
+        "made key": {"public_id": made.public_id, "digest": tokens.digest(made, PEPPER).hex()},
+    }
+
+
+MADE_KEY: Final = b"hr_0123456789ab_" + b"0" * 40 + b"abc" + b"14lRIP"
+
+
+# --- a deployment
+def _record(name: str, **fields: Any) -> RequestRecord:
+    made = RequestRecord(
+        version=WIRE_VERSION,
+        id=name,
+        model=MODEL,
+        gateway=GATEWAY,
+        slot=7,
+        tenant="acme",
+        band=keys.DEFAULT_BAND,
+        key_id="0123456789ab",
+        prompt=[1, 2, 3, 70_000],
+        n=1,
+        sampling=Sampling(max_new_tokens=8, temperature=0.5, top_p=1, repetition_penalty=1, seed=9),
+        submitted_ms=7,
+        cache_salt=b"salt",
+        traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        edge=EdgeNote("chat", 1, ("stop",), (2,), 0, False, 1).encode(),
+    )
+    for field, value in fields.items():
+        if field == "prompt":
+            made.prompt[:] = value
+        else:
+            setattr(made, field, value)
+    return made
+
+
+def _card() -> ModelCard:
+    return ModelCard(
+        version=WIRE_VERSION,
+        model=MODEL,
+        created=1_800_000,
+        context_tokens=4096,
+        block_tokens=16,
+        vocabulary=70_001,
+        weights_version="weights-1",
+        chat_template="{{ messages }}",
+        files={"tokenizer.json": f"sha256:{sha256(FILE).hexdigest()}"},
+        end_token_ids=[2],
+        begin_token_id=1,
+        add_begin_token=True,
+        special_tokens={"eos_token": "</s>"},
+        pool_tokens=10_000,
+        architecture="llama",
+        dtype="bfloat16",
+        temperature=0.6,
+        top_p=0.9,
+        top_k=40,
+    )
+
+
+def _api_keys() -> list[ApiKey]:
+    found = digests()
+    common: Json = {"scopes": frozenset({"admin", "inference"}), "created_ms": 5, "band": 1}
+    return [
+        ApiKey(
+            public_id=found["made key"]["public_id"],
+            digest=bytes.fromhex(found["made key"]["digest"]),
+            name="with everything",
+            tenant="acme",
+            models=frozenset({MODEL, "other"}),
+            expires_ms=6,
+            revoked_ms=7,
+            max_concurrency=8,
+            requests_per_minute=9,
+            tokens_per_minute=10,
+            **common,
+        ),
+        ApiKey(
+            public_id=found["own key"]["public_id"],
+            digest=bytes.fromhex(found["own key"]["digest"]),
+            name="with little",
+            tenant="default",
+            models=frozenset(),
+            expires_ms=None,
+            revoked_ms=None,
+            **common,
+        ),
+    ]
+
+
+async def play(url: str) -> None:
+    """Says through an empty server all that a deployment says.
+
+    Afterwards ``queued`` and ``large`` wait, ``left`` waits for a successor of its engine,
+    ``running`` runs with two choices and everything that may happen to it, ``over`` has ended.
+    """
+    gateway = await connect_gateway(url, options=OPTIONS)
+    engine = await connect_engine(url, options=OPTIONS)
+    info = EngineInfo(ENGINE, MODEL, "ready", 2, 1, 90, 100, {"running": Wait("blocks", 3)})
+    for name in (GATEWAY, OTHER_GATEWAY):
+        await gateway.beat_gateway(name, ttl_ms=LEASE_MS)
+    await engine.beat_engine(info, ttl_ms=LEASE_MS)
+    await engine.put_blob(FILE)
+    await engine.put_card(_card())
+    await engine.put_weights(MODEL, {"acme": 2.5})
+    for key in _api_keys():
+        await gateway.put_api_key(key)
+    rates = Rates(requests=600, tokens=60_000)
+    await gateway.take_rate("acme", "0123456789ab", rates, requests=1, tokens=100, must=True)
+
+    async def begin(record: RequestRecord) -> None:
+        await gateway.submit(record, max_queued=100)
+        [claimed] = await engine.claim(MODEL, ENGINE, credit=1, lease_ms=LEASE_MS)
+        assert claimed.record.id == record.id
+
+    def frame(slot: int, ids: Sequence[int], **more: Any) -> Frame:
+        return Frame(
+            version=WIRE_VERSION,
+            engine=ENGINE,
+            pass_id=3,
+            slots=[slot],
+            attempts=[1],
+            firsts=[0],
+            counts=[len(ids)],
+            tokens=ids,
+            logged=[0],
+            **more,
+        )
+
+    def entry(ids: Sequence[int], frame_id: str = "", **more: Any) -> LogEntry:
+        return LogEntry(
+            version=WIRE_VERSION,
+            attempt=1,
+            choices=[0],
+            firsts=[0],
+            counts=[len(ids)],
+            tokens=ids,
+            frame_id=frame_id,
+            prompt_tokens=4,
+            **more,
+        )
+
+    usage = Usage(prompt_tokens=4, completion_tokens=2, cached_tokens=1, decode_us=5)
+    end = RowFinish(row=0, reason="FINISH_REASON_STOP", usage=usage)
+    logprobs = RowLogprobs(
+        row=0, width=1, chosen=[-0.5, -0.25], top_ids=[5, 6], top_values=[-0.5, -0.125]
+    )
+
+    await begin(_record("over", slot=1))
+    await engine.publish({GATEWAY: frame(1, [5, 6], finishes=[end], logprobs=[logprobs])})
+    await engine.finish(
+        *(MODEL, ENGINE, "over", 1),
+        entry=entry([5, 6], finishes=[end], logprobs=[logprobs]),
+        reason=FinishReason.STOP,
+        usage=usage,
+    )
+
+    await begin(_record("left", slot=2))
+    start = RowStart(row=0, prompt_tokens=4, cached_tokens=1, engine_queue_us=9)
+    named = await engine.publish({GATEWAY: frame(2, [5, 6], starts=[start])})
+    await engine.append_log(ENGINE, "left", 1, entry([5, 6], named[GATEWAY]))
+    late = frame(2, [7])
+    late.firsts[0] = 2
+    await engine.publish({GATEWAY: late})
+    await engine.release(MODEL, ENGINE, {"left": 1})
+    # Taken up and left once more: a fence lies in the gateway's stream, an attempt has passed.
+    [again] = await engine.claim(MODEL, ENGINE, credit=1, lease_ms=LEASE_MS)
+    await engine.release(MODEL, ENGINE, {"left": again.attempt})
+
+    [again] = await engine.claim(MODEL, ENGINE, credit=1, lease_ms=LEASE_MS)
+    await begin(_record("running", slot=3, n=2))
+    await engine.release(MODEL, ENGINE, {"left": again.attempt})
+    await engine.append_log(ENGINE, "running", 1, entry([5]))
+    mark = CancelMark(reason="FINISH_REASON_STOP", choice=1, at=3)
+    await gateway.cancel(MODEL, "running", mark)
+    await gateway.attach("running", OTHER_GATEWAY, 30, 1)
+    await gateway.drain_engine(ENGINE, grace_ms=5000)
+
+    await gateway.submit(_record("queued", slot=4, tenant="default", band=0), max_queued=100)
+    long = [70_000] * (INLINE_RECORD_BYTES // 3 + 1)
+    await gateway.submit(_record("large", slot=5, band=3, prompt=long), max_queued=100)
+    for wire in (gateway, engine):
+        await wire.close()
+
+
+async def observe(url: str) -> Json:
+    """What this version reads from a server where ``play`` was played, by whatever version."""
+    gateway = await connect_gateway(url, options=OPTIONS)
+    engine = await connect_engine(url, options=OPTIONS)
+    seen: Json = {}
+    seen["cards"] = [value_of(card) for card in await gateway.cards()]
+    seen["file"] = await gateway.blob(sha256(FILE).hexdigest())
+    seen["engines"] = await gateway.engines(MODEL)
+    seen["keys"] = await gateway.api_keys()
+    seen["live"] = sorted(await gateway.live_requests("acme", "0123456789ab", limit=9))
+    rates = Rates(requests=600, tokens=60_000)
+    left = await gateway.take_rate("acme", "0123456789ab", rates, requests=0, tokens=0, must=True)
+    seen["requests of the minute are counted"] = left.requests_left <= 600
+    seen["depth"] = await gateway.queue_depth(MODEL)
+    for name in ("over", "left", "running", "queued", "large"):
+        state = await gateway.request_state(name)
+        assert state is not None
+        note = EdgeNote.decode(state.edge)
+        seen[f"state of {name}"] = {**plain(state), "created_ms": 0, "edge": plain(note)}
+        seen[f"log of {name}"] = [value_of(entry) for _, entry in await gateway.read_log(name)]
+        if state.status != "finished":
+            seen[f"standing of {name}"] = await gateway.standing(MODEL, name)
+    for name in (GATEWAY, OTHER_GATEWAY):
+        entries = await gateway.read_out(name, FIRST_FRAME, block_ms=1)
+        seen[f"frames for {name}"] = [
+            {type(each.item).__name__: value_of(each.item)} for each in entries if each.item
+        ]
+    control = await engine.read_control(ENGINE, "0-0", block_ms=1)
+    seen["control"] = [value_of(entry) for _, entry in control if entry]
+    renewed = await engine.renew(MODEL, ENGINE, {"running": 1}, lease_ms=LEASE_MS)
+    seen["lost"] = list(renewed.lost)
+    seen["marks"] = {
+        request: [value_of(mark) for mark in marks] for request, marks in renewed.cancelled.items()
+    }
+    claimed = await engine.claim(MODEL, SUCCESSOR, credit=9, lease_ms=LEASE_MS)
+    seen["claimed"] = {
+        each.record.id: {
+            "record": _short(value_of(each.record)),
+            "attempt": each.attempt,
+            "delivered": [list(ids) for ids in each.delivered],
+            "crashes": each.crashes,
+        }
+        for each in claimed
+    }
+    settled = await engine.finish(
+        *(MODEL, ENGINE, "running", 1),
+        entry=LogEntry(version=WIRE_VERSION, attempt=1),
+        reason=FinishReason.CANCELLED,
+        usage=Usage(),
+    )
+    seen["its engine may end it"] = settled.ours
+    refused = [*gateway.foreign.counts.values(), *engine.foreign.counts.values()]
+    seen["records of another version"] = sum(refused)
+    for wire in (gateway, engine):
+        await wire.close()
+    return cast("Json", json.loads(undated(json.dumps(plain(seen)).encode())))
+
+
+def _short(record: Json) -> Json:
+    """A long prompt is told by its length and digest."""
+    prompt: list[int] = record["prompt"]
+    if len(prompt) > 16:
+        record["prompt"] = [len(prompt), sha256(repr(prompt).encode()).hexdigest()]
+    return record
+
+
+def plain(value: object) -> Any:
+    """Data classes, sets and bytes as JSON has them."""
+    match value:
+        case Message():
+            return value_of(value)
+        case Mapping():
+            pairs = cast("Mapping[object, object]", value)
+            return {str(key): plain(each) for key, each in pairs.items()}
+        case set() | frozenset():
+            return sorted(plain(each) for each in cast("frozenset[object]", value))
+        case list() | tuple():
+            return [plain(each) for each in cast("list[object]", value)]
+        case bytes():
+            return _text(value)
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        case _:
+            return value
+
+
+# --- a server's content
+async def dump(url: str) -> Json:
+    """Everything on a server: each key with its type, content, and whether it lapses."""
+    server = Server(url, password=None, options=OPTIONS)
+    names = sorted(as_bytes(name) for name in as_list(await server.command("KEYS", "*")))
+    found: Json = {}
+    for name in names:
+        kind = as_text(await server.command("TYPE", name))
+        lapses = as_int(await server.command("PTTL", name)) >= 0
+        found[name.decode()] = {
+            "type": kind,
+            "lapses": lapses,
+            **await _content(server, kind, name),
+        }
+    await server.close()
+    return {"recorded_ms": int(time.time() * 1000), "keys": found}
+
+
+async def _content(server: Server, kind: str, name: bytes) -> Json:
+    async def texts(*command: str | bytes) -> list[str]:
+        return [_text(as_bytes(each)) for each in as_list(await server.command(*command))]
+
+    match kind:
+        case "string":
+            return {"value": _text(as_bytes(await server.command("GET", name)))}
+        case "list":
+            return {"values": await texts("LRANGE", name, "0", "-1")}
+        case "set":
+            return {"values": sorted(await texts("SMEMBERS", name))}
+        case "hash":
+            return {"values": _pairs(await texts("HGETALL", name))}
+        case "zset":
+            return {"values": _pairs(await texts("ZRANGE", name, "0", "-1", "WITHSCORES"))}
+        case "stream":
+            entries = as_list(await server.command("XRANGE", name, "-", "+"))
+            groups = [
+                dict(zip(map(_word, group[::2]), map(_word, group[1::2]), strict=True))
+                for group in map(as_list, as_list(await server.command("XINFO", "GROUPS", name)))
+            ]
+            return {
+                "entries": [
+                    [_word(id_), [_word(part) for part in as_list(parts)]]
+                    for id_, parts in map(as_list, entries)
+                ],
+                "groups": [
+                    {
+                        "name": group["name"],
+                        "last": group["last-delivered-id"],
+                        "pending": int(group["pending"]),
+                    }
+                    for group in groups
+                ],
+            }
+        case _:
+            raise AssertionError(f"{name!r} is a {kind}")
+
+
+async def load(url: str, dumped: Json) -> None:
+    """Puts a dump into an empty server, its times moved as if it had been taken just now."""
+    moved = moved_to(dumped, int(time.time() * 1000))
+    server = Server(url, password=None, options=OPTIONS)
+    for text, content in cast("dict[str, Json]", moved["keys"]).items():
+        name = text.encode()
+        match content["type"]:
+            case "string":
+                await server.command("SET", name, _raw(content["value"]))
+            case "list":
+                await server.command("RPUSH", name, *map(_raw, content["values"]))
+            case "set":
+                await server.command("SADD", name, *map(_raw, content["values"]))
+            case "hash":
+                parts = [part for pair in content["values"].items() for part in map(_raw, pair)]
+                await server.command("HSET", name, *parts)
+            case "zset":
+                scored = [
+                    part
+                    for member, score in content["values"].items()
+                    for part in (_raw(score), _raw(member))
+                ]
+                await server.command("ZADD", name, *scored)
+            case _:
+                await _load_stream(server, name, content)
+        if content["lapses"]:
+            await server.command("PEXPIRE", name, LEASE_MS)
+    await server.close()
+
+
+async def _load_stream(server: Server, name: bytes, content: Json) -> None:
+    for id_, parts in content["entries"]:
+        await server.command("XADD", name, id_, *map(_raw, parts))
+    for group in content["groups"]:
+        await server.command("XGROUP", "CREATE", name, group["name"], "0")
+        if group["pending"]:
+            count = str(group["pending"])
+            reader = ("XREADGROUP", "GROUP", group["name"], group["name"], "COUNT", count)
+            await server.command(*reader, "STREAMS", name, ">")
+        await server.command("XGROUP", "SETID", name, group["name"], group["last"])
+
+
+def moved_to(dumped: Json, now_ms: int) -> Json:
+    """The same dump with every time as much later as ``now_ms`` is after its recording."""
+    by = now_ms - int(dumped["recorded_ms"])
+
+    def later(found: re.Match[bytes]) -> bytes:
+        ms, dash, number = found[0].partition(b"-")
+        return b"%d%s%s" % (int(ms) + by, dash, number)
+
+    def move(value: Any) -> Any:
+        match value:
+            case str():
+                return _text(_TIME.sub(later, _raw(value)))
+            case list():
+                return [move(each) for each in cast("list[object]", value)]
+            case dict():
+                pairs = cast("dict[str, object]", value)
+                return {move(key): move(each) for key, each in pairs.items()}
+            case _:
+                return value
+
+    return {"recorded_ms": now_ms, "keys": move(dumped["keys"])}
+
+
+def undated(data: bytes) -> bytes:
+    """Without times and without ids of entries."""
+    return _TIME.sub(b"<time>", data)
+
+
+def undated_keys(dumped: Json) -> Json:
+    """A dump's keys, to compare with another's."""
+
+    def without(value: Any) -> Any:
+        match value:
+            case str():
+                return _text(undated(_raw(value)))
+            case list():
+                return [without(each) for each in cast("list[object]", value)]
+            case dict():
+                pairs = cast("dict[str, object]", value)
+                return {without(key): without(each) for key, each in pairs.items()}
+            case _:
+                return value
+
+    return cast("Json", without(dumped["keys"]))
+
+
+def _word(reply: Reply) -> str:
+    return str(as_int(reply)) if isinstance(reply, int) else _text(as_bytes(reply or b""))
+
+
+def _pairs(flat: list[str]) -> dict[str, str]:
+    return dict(sorted(zip(flat[::2], flat[1::2], strict=True)))
+
+
+def _text(data: bytes) -> str:
+    plain_text = data.isascii() and data.decode().isprintable()
+    return data.decode() if plain_text else _HEX + data.hex()
+
+
+def _raw(text: str) -> bytes:
+    return bytes.fromhex(text[len(_HEX) :]) if text.startswith(_HEX) else text.encode()

@@ -1,0 +1,116 @@
+"""What earlier versions said on the wire is read by this one, and this one says it in the same way.
+
+``tools/record_wire.py`` writes the recordings, one folder a version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import record_wire
+from google.protobuf import json_format
+from headrace_engine.errors import JournalRejected
+from headrace_engine.scheduler.journal_file import VERSION, read_journal
+from support import wire_fixtures as wire
+from support.redis import RedisServer, redis_server
+
+FOLDERS = sorted(record_wire.RECORDINGS.glob("v*"))
+OURS = record_wire.RECORDINGS / f"v{record_wire.version()}"
+AGAIN = "the wire has changed: docs/guides/deprecation.md, then tools/record_wire.py --again"
+
+every_version = pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+
+
+def read(folder: Path, name: str) -> Any:
+    return json.loads((folder / name).read_text())
+
+
+def lacks(recorded: object, found: object, path: str = "") -> list[str]:
+    """Where ``found`` has not what was recorded. It may have more: fields are added."""
+    if isinstance(recorded, dict) and isinstance(found, dict):
+        ours = cast("dict[str, object]", found)
+        return [
+            each
+            for key, value in cast("dict[str, object]", recorded).items()
+            for each in (
+                lacks(value, ours[key], f"{path}/{key}") if key in ours else [f"{path}/{key}: gone"]
+            )
+        ]
+    return [] if recorded == found else [f"{path}: {recorded!r} is {found!r}"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Generator[RedisServer]:
+    with redis_server() as running:
+        yield running
+
+
+def test_this_version_is_recorded() -> None:
+    assert OURS in FOLDERS, f"{OURS.name} is not: run tools/record_wire.py"
+
+
+@every_version
+def test_messages_mean_what_they_meant(folder: Path) -> None:
+    for made in read(folder, "messages.json"):
+        message = wire.kind_of(made["type"]).FromString(bytes.fromhex(made["bytes"]))
+        assert wire.value_of(message) == made["value"], made["type"]
+
+
+@every_version
+def test_messages_are_written_as_they_were(folder: Path) -> None:
+    for made in read(folder, "messages.json"):
+        message = json_format.ParseDict(made["value"], wire.kind_of(made["type"])())
+        assert message.SerializeToString(deterministic=True).hex() == made["bytes"], made["type"]
+
+
+def test_every_field_of_every_message_is_recorded() -> None:
+    assert record_wire.messages() == read(OURS, "messages.json"), AGAIN
+
+
+@every_version
+def test_digests_are_what_they_were(folder: Path) -> None:
+    assert not lacks(read(folder, "digests.json"), wire.digests())
+
+
+@every_version
+async def test_what_a_deployment_left_on_its_server_is_read(
+    folder: Path, server: RedisServer
+) -> None:
+    server.flush()
+    await wire.load(server.url, read(folder, "server.json"))
+    seen = await wire.observe(server.url)
+    assert not lacks(read(folder, "seen.json"), seen)
+
+
+async def test_a_deployment_leaves_on_its_server_what_it_left(server: RedisServer) -> None:
+    server.flush()
+    await wire.play(server.url)
+    recorded = wire.undated_keys(read(OURS, "server.json"))
+    found = wire.undated_keys(await wire.dump(server.url))
+    assert not lacks(recorded, found), AGAIN
+    assert not lacks(found, recorded), AGAIN
+
+
+async def test_a_server_that_holds_something_else_is_seen_to(server: RedisServer) -> None:
+    recorded = read(OURS, "server.json")
+    del recorded["keys"][f"hr:{{{wire.MODEL}}}:leases"]
+    server.flush()
+    await wire.load(server.url, recorded)
+    [lost] = lacks({"lost": []}, await wire.observe(server.url))
+    assert lost == "/lost: [] is ['running']"
+
+
+@every_version
+def test_journals_are_read_or_refused_by_their_number(folder: Path) -> None:
+    lines = (folder / "journal.jsonl").read_text().splitlines(keepends=True)
+    version = json.loads(lines[0])["headrace_journal"]
+    if version != VERSION:
+        with pytest.raises(JournalRejected, match=str(version)):
+            read_journal(lines)
+        return
+    [segment] = read_journal(lines)
+    assert [record[0] for record in segment.records].count("a") == 4
