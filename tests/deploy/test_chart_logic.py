@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
+from chartgen import images
+from containers.cache import ROOT
 from support.chart import (
     CHART,
     CI_FILES,
+    HELMS,
     Doc,
     one,
     pods,
@@ -388,6 +391,19 @@ def test_routes_lead_to_both_apis_and_let_streams_last() -> None:
     assert grpc == {"backendRefs": [{"name": "rel-headrace", "port": 9000}]}
 
 
+def test_every_image_is_in_the_list_for_those_who_carry_them_in() -> None:
+    listed = set(images.images((ROOT / "images.txt").read_text()))
+    used = {
+        container["image"]
+        for name, file in EXAMPLES.items()
+        if name != "airgap"
+        for _, pod in pods(rendered(file))
+        for container in (*pod.get("initContainers", []), *pod["containers"])
+    }
+    assert len(used) == 5
+    assert used <= listed
+
+
 def test_images_come_from_ones_own_registry_by_digest() -> None:
     images = {
         container["image"]
@@ -412,7 +428,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "typo inside": ({"gateway": {"replica": 3}}, "replica"),
     "typo in a model": (engine(replica=3), "replica"),
     "typo in a setting": ({"gateway": {"settings": {"drain": 3}}}, "drain"),
-    "type": ({"gateway": {"replicas": "two"}}, "gateway/replicas"),
+    "type": ({"gateway": {"replicas": "two"}}, r"gateway[./]replicas"),
     "setting out of bounds": (engine(settings={"max_batch": 0}), "max_batch"),
     "setting that the chart decides": (engine(settings={"redis_url": "x"}), "redis_url"),
     "artifact missing": ({"models": {"m": {}}}, "artifact"),
@@ -474,7 +490,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "sentinel without a port": (
         {"valkey": {"enabled": False}, "externalRedis": {"sentinel": {"nodes": ["s"]}}},
-        "sentinel/nodes",
+        r"sentinel[./]nodes",
     ),
     "certificates without tls": (
         {
@@ -545,10 +561,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.parametrize("name", HELMS)
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_work_is_refused_with_the_keys_name(case: str) -> None:
+def test_what_cannot_work_is_refused_with_the_keys_name(case: str, name: str) -> None:
     values, words = REFUSED[case]
-    assert_says(refusal(values), words)
+    assert_says(refusal(values, name), words)
 
 
 def assert_says(message: str, words: str) -> None:

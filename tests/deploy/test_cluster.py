@@ -412,7 +412,9 @@ def test_a_server_that_is_killed_or_replaced_keeps_keys_and_streams(
     assert httpx.get(f"{served.url}/v1/models").status_code == 401
 
 
-def test_headrace_drain_ends_an_engine_of_the_cluster_from_outside(served: Served) -> None:
+def test_headrace_drain_ends_an_engine_of_the_cluster_from_outside(
+    served: Served, timings: Timings
+) -> None:
     release = served.release
     release.scale("engine", 2)
     until(lambda: release.ready("engine") == 2, "the engines are not up")
@@ -425,6 +427,7 @@ def test_headrace_drain_ends_an_engine_of_the_cluster_from_outside(served: Serve
     before = restarts()
 
     def drain() -> None:
+        began = time.monotonic()
         password = release.secret("headrace-valkey", "gateway-password")
         with release.forwarded("svc/headrace-valkey", 6379) as port:
             told = headrace(
@@ -435,6 +438,7 @@ def test_headrace_drain_ends_an_engine_of_the_cluster_from_outside(served: Serve
                 password=password,
             )
         assert "has ended" in told
+        timings("headrace drain --wait: an engine with open streams", time.monotonic() - began)
         until(lambda: restarts() > before, "its container does not end")
         until(lambda: release.ready("engine") == 2, "it does not come back")
 

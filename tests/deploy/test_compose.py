@@ -38,10 +38,12 @@ BEFORE: Final = 8
 SUITE: Final = (
     *("tests/e2e/test_sdk.py", "tests/e2e/test_cases_streaming.py"),
     *("tests/e2e/test_cases_requests.py", "tests/e2e/test_cases_grpc.py"),
-    "tests/e2e/test_cases_metrics.py",
+    *("tests/e2e/test_cases_metrics.py", "tests/e2e/test_sdk_resume.py"),
+    *(f"tests/e2e/test_examples.py::test_{name}" for name in ("curl", "openai_sdk", "grpc")),
+    "tests/e2e/test_examples.py::test_cancel_and_resume",
 )
 """End-to-end tests that ask of a stack only what its API says."""
-NEEDS_A_SUPERVISOR: Final = "not killed_before_the_first_token"
+NEEDS_A_SUPERVISOR: Final = "not killed_before_the_first_token and not at_another_gateway"
 
 LABEL: Final = "com.docker.compose.project="
 
