@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from chartgen import alerts, dashboards, readme, schema
+from chartgen import alerts, dashboards, images, readme, schema
 from headrace_contracts import codes, keys
 from headrace_engine.metrics import EngineMetrics
 from headrace_engine.settings import EngineSecrets, EngineSettings
@@ -185,6 +185,7 @@ def everything() -> dict[str, str]:
         "charts/headrace/values.schema.json": schema.text(),
         "charts/headrace/README.md": readme.text(),
         "charts/headrace/files/alerts.yaml": alerts.text(),
+        "images.txt": images.text(),
     } | {
         f"charts/headrace/files/dashboards/{board.uid}.json": dashboards.text(board)
         for board in dashboards.BOARDS

@@ -6,6 +6,7 @@ import json
 
 import gen
 import pytest
+from chartgen import images
 from headrace_contracts.codes import Code
 from headrace_engine.settings import EngineSettings
 from headrace_gateway.settings import GatewaySettings
@@ -23,6 +24,18 @@ def test_every_file_is_made_and_ends_with_one_line_break() -> None:
     for name, text in made.items():
         assert text.endswith("\n"), name
         assert not text.endswith("\n\n"), name
+
+
+def test_list_of_images_has_those_of_chart_and_compose_with_what_they_are_for() -> None:
+    made = gen.everything()["images.txt"]
+    uses = {line.split()[0]: line for line in made.splitlines() if line[0] != "#"}
+    assert set(uses) == set(images.images(made))
+    assert uses["headrace-engine:0.1.0-cuda"].endswith("chart (models on a GPU), compose (gpu)")
+    assert "valkey/valkey:8.0" in uses
+    assert sum("compose (observability)" in line for line in uses.values()) == 3
+    for line in images.COMPOSE.read_text().splitlines():
+        key, _, image = line.strip().partition(": ")
+        assert key != "image" or image in uses
 
 
 def test_pages_name_every_setting() -> None:
