@@ -10,8 +10,8 @@ import pytest
 from headrace_contracts import keys
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.keys import ENGINE_GROUP, HOLE
-from headrace_contracts.limits import INLINE_RECORD_BYTES
-from headrace_contracts.pb.queue_pb2 import Control, LogEntry, Usage
+from headrace_contracts.limits import INLINE_RECORD_BYTES, WIRE_VERSION
+from headrace_contracts.pb.queue_pb2 import Control, LogEntry, ModelCard, Usage
 from headrace_transport.connection import (
     RedisEngineWire,
     RedisGatewayWire,
@@ -458,6 +458,23 @@ async def test_reap_takes_away_the_first_places_of_what_ended_in_the_queue(
     assert [fields["id"] for _, fields in left] == [b"waits", b"gone-3"]
     assert await redis.pending() == 0
     assert set(await claim(engine)) == {"waits"}
+
+
+async def test_files_of_a_model_end_a_while_after_nobody_looks_after_them(
+    redis: Redis, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    named, other = await engine.put_blob(b"tokenizer"), await engine.put_blob(b"left")
+    await engine.put_card(
+        ModelCard(version=WIRE_VERSION, model=MODEL, files={"tokenizer.json": f"sha256:{named}"})
+    )
+    for digest in (named, other):
+        await redis("PEXPIRE", keys.blob(digest), LEASE_MS)
+    await gateway.reap(MODEL)
+    week_ms = WireOptions().blob_ttl_ms
+    assert week_ms - LEASE_MS < as_int(await redis("PTTL", keys.blob(named))) <= week_ms
+    assert as_int(await redis("PTTL", keys.blob(other))) <= LEASE_MS
+    assert await engine.put_blob(b"left") == other
+    assert as_int(await redis("PTTL", keys.blob(other))) > LEASE_MS
 
 
 async def test_append_log_of_a_claimed_request_counts_per_choice(

@@ -126,6 +126,12 @@ async def test_revoked_key_says_since_when(wires: Wires) -> None:
     assert await gateway.revoke_api_key("hrk_1", at_ms=77)
     assert await gateway.api_key("hrk_1") == replace(KEY, revoked_ms=77)
     assert not await gateway.revoke_api_key("unknown", at_ms=77)
+    assert not await gateway.forget_api_key("hrk_1", over_ms=77)
+    assert await gateway.forgotten_api_keys() == set()
+    assert await gateway.forget_api_key("hrk_1", over_ms=78)
+    assert not await gateway.forget_api_key("hrk_1")
+    assert await gateway.api_keys() == []
+    assert await gateway.forgotten_api_keys() == {"hrk_1"}
     assert await gateway.api_key("unknown") is None
 
 

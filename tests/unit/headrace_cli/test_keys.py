@@ -79,13 +79,16 @@ def test_the_running_stack_is_found_with_its_secrets(tmp_path: Path) -> None:
     assert place.redis_url == "redis://here"
     assert place.pepper == state.read("pepper")
     assert place.access.password == state.read("redis_password")
+    assert place.pepper is not None
     assert place.pepper not in repr(place)
 
 
-def test_another_deployment_needs_its_pepper(tmp_path: Path) -> None:
+def test_another_deployment_needs_its_pepper_where_keys_are_made(tmp_path: Path) -> None:
     state = StateDir(tmp_path / "s")
+    place = KeyPlace.find("redis://there", state, {})
+    assert place.pepper is None
     with pytest.raises(CommandFailed, match="pepper") as caught:
-        KeyPlace.find("redis://there", state, {})
+        place.check_pepper()
     assert "HEADRACE_GATEWAY_PEPPER" in caught.value.hint
     (tmp_path / "pepper").write_text("p" * 20 + "\n")
     environ = {

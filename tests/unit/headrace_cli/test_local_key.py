@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from headrace_cli.local_key import KeyKeeper, usable_key
-from headrace_gateway.auth.keys import KeyStore
+from headrace_gateway.auth.keys import Authenticator, KeyStore
 from headrace_gateway.auth.tokens import parse_token
 from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
 from support.clock import FakeClock
@@ -54,6 +54,32 @@ async def test_a_revoked_or_damaged_stored_key_is_replaced(damaged: bool) -> Non
         stored = made
         await keys.revoke(public_id(made))
     assert await usable_key(keys, PEPPER, None, stored) not in (made, stored)
+
+
+async def test_a_stored_key_is_made_known_again_under_another_pepper() -> None:
+    clock = FakeClock()
+    wire = MemoryGatewayWire(MemoryBroker(clock=clock))
+    made = await usable_key(KeyStore(wire, PEPPER, clock), PEPPER, None, None)
+    other = b"q" * 32
+    keys = KeyStore(wire, other, clock)
+    assert await usable_key(keys, other, None, made) == made
+    auth = Authenticator(wire, other, clock, cache_s=0)
+    assert (await auth.token(made.encode())).key_id == public_id(made)
+    await keys.revoke(public_id(made))
+    assert await usable_key(KeyStore(wire, PEPPER, clock), PEPPER, None, made) != made
+
+
+async def test_a_deleted_key_stays_away() -> None:
+    clock = FakeClock()
+    wire = MemoryGatewayWire(MemoryBroker(clock=clock))
+    keys = KeyStore(wire, PEPPER, clock)
+    made = await usable_key(keys, PEPPER, None, None)
+    keeper = KeyKeeper(wire)
+    await keeper.look()
+    await keys.forget(public_id(made))
+    assert await keeper.look() == 0
+    assert await usable_key(keys, PEPPER, None, made) != made
+    assert [key.public_id == public_id(made) for key in await keys.list()] == [False]
 
 
 async def test_a_given_key_goes_before_the_stored_one() -> None:

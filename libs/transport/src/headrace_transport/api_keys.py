@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from typing import Final
 
 from headrace_contracts import keys
 
 from headrace_transport.interface import ApiKey
 from headrace_transport.names import check_name
 from headrace_transport.part import Part
-from headrace_transport.replies import Argument, as_fields, as_list, as_text
+from headrace_transport.replies import Argument, as_fields, as_int, as_list, as_text
+
+_MOST: Final = 100_000
+"""Ids of deleted keys that are remembered."""
 
 
 class ApiKeys(Part):
@@ -61,6 +65,18 @@ class ApiKeys(Part):
             return False
         await self._server.command("HSET", name, "revoked_ms", at_ms)
         return True
+
+    async def forget_api_key(self, public_id: str, *, over_ms: int | None = None) -> bool:
+        """See ``GatewayWire.forget_api_key``."""
+        check_name("a key id", public_id)
+        names = [keys.api_key(public_id), keys.API_KEYS, keys.FORGOTTEN_KEYS]
+        over = "" if over_ms is None else over_ms
+        return bool(as_int(await self._server.run("forget_key", names, [public_id, over, _MOST])))
+
+    async def forgotten_api_keys(self) -> Set[str]:
+        """See ``GatewayWire.forgotten_api_keys``."""
+        reply = await self._server.command("ZRANGE", keys.FORGOTTEN_KEYS, 0, -1)
+        return {as_text(name) for name in as_list(reply)}
 
 
 def _key_of(public_id: str, fields: dict[str, bytes]) -> ApiKey:

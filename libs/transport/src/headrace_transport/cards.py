@@ -35,6 +35,16 @@ class CardReads(Part):
         reply = await self._server.command("GET", keys.blob(digest))
         return as_bytes(reply) if reply is not None else None
 
+    async def keep_blobs(self, model: str) -> None:
+        """Gives the files that the model's card names their whole lifetime again."""
+        card = await self.card(model)
+        if card is not None and card.files:
+            ttl_ms = self._server.options.blob_ttl_ms
+            digests = [reference.removeprefix("sha256:") for reference in card.files.values()]
+            await self._server.pipeline(
+                [("PEXPIRE", keys.blob(digest), ttl_ms) for digest in digests]
+            )
+
     def _card_of(self, data: bytes) -> ModelCard | None:
         card = ModelCard.FromString(data)
         return card if self.foreign.is_ours("card", card.version) else None
@@ -65,8 +75,9 @@ class CardWrites(CardReads):
     async def put_blob(self, data: bytes) -> str:
         """See ``EngineWire.put_blob``. A file that is there already is not sent again."""
         digest = sha256(data).hexdigest()
-        if not await self._server.command("EXISTS", keys.blob(digest)):
-            await self._server.command("SET", keys.blob(digest), data)
+        ttl_ms = self._server.options.blob_ttl_ms
+        if not await self._server.command("PEXPIRE", keys.blob(digest), ttl_ms):
+            await self._server.command("SET", keys.blob(digest), data, "PX", ttl_ms)
         return digest
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace_transport.address import Access
 from headrace_transport.api_keys import ApiKeys
 from headrace_transport.cancels import CancelMarks, MarkReads
-from headrace_transport.cards import CardReads, CardWrites
+from headrace_transport.cards import CardWrites
 from headrace_transport.checks import check_server
 from headrace_transport.control import ControlReads
 from headrace_transport.errors import TransportError
@@ -20,9 +20,7 @@ from headrace_transport.server import Server
 _DEFAULTS = WireOptions()
 
 
-class RedisGatewayWire(
-    Requests, CancelMarks, FrameReads, CardReads, GatewayLeases, ApiKeys, RateLimits
-):
+class RedisGatewayWire(Requests, CancelMarks, FrameReads, GatewayLeases, ApiKeys, RateLimits):
     """Implements ``GatewayWire``. One event loop; ``connect_gateway`` makes it."""
 
     def __init__(self, server: Server, warnings: list[str]) -> None:

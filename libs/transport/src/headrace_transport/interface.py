@@ -10,7 +10,7 @@ what is idempotent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal, NewType, Protocol
 
@@ -349,6 +349,17 @@ class GatewayWire(Protocol):
 
     async def revoke_api_key(self, public_id: str, *, at_ms: int) -> bool: ...
 
+    async def forget_api_key(self, public_id: str, *, over_ms: int | None = None) -> bool:
+        """Deletes a key for good; its id is remembered, so that no copy of it comes back.
+
+        ``over_ms``: only if it was revoked, or expired, before then. False: nothing was deleted.
+        """
+        ...
+
+    async def forgotten_api_keys(self) -> Set[str]:
+        """Ids of keys that were deleted."""
+        ...
+
     # server
     async def ping(self) -> None: ...
 
@@ -465,7 +476,7 @@ class EngineWire(Protocol):
         """Clears what dead processes left: requests of dead gateways are marked cancelled,
         expired process leases removed, out and control streams of the dead deleted. Requests whose
         lease expired go back to the queue; those of them that are cancelled end, like all in the
-        queue whose deadline has passed.
+        queue whose deadline has passed. The files of the model's card live on.
         Safe to run by everybody at once; does nothing for a while after an outage, in which
         nobody could beat.
         """

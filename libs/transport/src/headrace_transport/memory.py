@@ -6,7 +6,7 @@ Same semantics as over Redis, time by an injected clock. For tests: its steps co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from hashlib import sha256
 
@@ -79,6 +79,7 @@ class MemoryBroker:
         self.cards: dict[str, ModelCard] = {}
         self.blobs: dict[str, bytes] = {}
         self.keys: dict[str, ApiKey] = {}
+        self.forgotten_keys: set[str] = set()
         self.rates: dict[tuple[str, str], Buckets] = {}
         self.sweeper: tuple[str, int] = ("", 0)
         """Who reaps for all, and until when, unix ms."""
@@ -94,6 +95,7 @@ class MemoryBroker:
         self.cards.clear()
         self.blobs.clear()
         self.keys.clear()
+        self.forgotten_keys.clear()
         self.rates.clear()
         self.sweeper = ("", 0)
 
@@ -458,6 +460,24 @@ class MemoryGatewayWire(_MemoryWire):
             return False
         self._broker.keys[public_id] = replace(key, revoked_ms=at_ms)
         return True
+
+    async def forget_api_key(self, public_id: str, *, over_ms: int | None = None) -> bool:
+        """See ``GatewayWire.forget_api_key``."""
+        await self._broker.enter()
+        key = self._broker.keys.get(check_name("a key id", public_id))
+        if key is None:
+            return False
+        ends = [at for at in (key.revoked_ms, key.expires_ms) if at is not None]
+        if over_ms is not None and not any(at < over_ms for at in ends):
+            return False
+        del self._broker.keys[public_id]
+        self._broker.forgotten_keys.add(public_id)
+        return True
+
+    async def forgotten_api_keys(self) -> Set[str]:
+        """See ``GatewayWire.forgotten_api_keys``."""
+        await self._broker.enter()
+        return set(self._broker.forgotten_keys)
 
 
 class MemoryEngineWire(_MemoryWire):

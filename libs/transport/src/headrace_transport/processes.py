@@ -12,10 +12,10 @@ from headrace_contracts.pb import codes_pb2
 from headrace_contracts.pb.queue_pb2 import CancelMark, Control, Drain
 
 from headrace_transport.cancels import CancelMarks
+from headrace_transport.cards import CardReads
 from headrace_transport.errors import CommandFailed
 from headrace_transport.interface import EngineInfo, Wait
 from headrace_transport.names import check_model, check_process, name_of
-from headrace_transport.part import Part
 from headrace_transport.replies import as_bytes, as_fields, as_int, as_list, as_text
 
 _WAITS = 256
@@ -24,7 +24,7 @@ _REAP = 256
 """Requests and processes that one reaping looks at, of each kind."""
 
 
-class Reaper(Part):
+class Reaper(CardReads):
     """Clears what the dead left."""
 
     async def reap(self, model: str) -> None:
@@ -54,6 +54,7 @@ class Reaper(Part):
         ):
             for request in as_list(ids):
                 await marks.cancel(model, as_text(request), CancelMark(reason=reason))
+        await self.keep_blobs(model)
         flat = as_list(marked)
         for request, mark in zip(flat[::2], flat[1::2], strict=True):
             await marks.cancel(model, as_text(request), CancelMark.FromString(as_bytes(mark)))

@@ -32,7 +32,8 @@ class KeyPlace:
 
     redis_url: str
     access: Access
-    pepper: str
+    pepper: str | None
+    """None: keys can be listed, revoked, exported and imported, and none can be made."""
 
     def __repr__(self) -> str:
         return f"KeyPlace({self.redis_url!r})"
@@ -53,19 +54,23 @@ class KeyPlace:
             )
         access, hidden = from_environment(environ)
         pepper = None if hidden.pepper is None else hidden.pepper.get_secret_value()
-        if pepper is None:
+        return cls(url, access, pepper)
+
+    def check_pepper(self) -> None:
+        """Raises CommandFailed where no key can be made."""
+        if self.pepper is None:
             raise CommandFailed(
                 "The pepper of that deployment is needed.",
                 hint="Set HEADRACE_GATEWAY_PEPPER or HEADRACE_GATEWAY_PEPPER_FILE.",
             )
-        return cls(url, access, pepper)
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[KeyStore]:
         """The keys there. Raises CommandFailed for a server that cannot be used."""
         try:
             async with open_wire(self.redis_url, self.access) as wire:
-                yield KeyStore(wire, self.pepper.encode(), SystemClock())
+                pepper = None if self.pepper is None else self.pepper.encode()
+                yield KeyStore(wire, pepper, SystemClock())
         except ValueError as error:
             raise CommandFailed(f"{error}.") from error
 
@@ -88,6 +93,7 @@ class KeyWish:
 
 async def create(place: KeyPlace, wish: KeyWish) -> None:
     """Makes a key: the key alone on standard output, what it may do on standard error."""
+    place.check_pepper()
     expires_ms = None if wish.expires is None else now_ms() + span_ms(wish.expires)
     async with place.open() as keys:
         text, key = await keys.create(
@@ -121,6 +127,16 @@ async def revoke(place: KeyPlace, public_id: str, *, after: str | None) -> None:
                 f"There is no key {public_id}.", hint="`headrace keys list` shows the ids."
             )
     print(f"revoked {public_id}" if after is None else f"{public_id} ends in {after}")
+
+
+async def forget(place: KeyPlace, public_id: str) -> None:
+    """Deletes a key."""
+    async with place.open() as keys:
+        if not await keys.forget(public_id):
+            raise CommandFailed(
+                f"There is no key {public_id}.", hint="`headrace keys list` shows the ids."
+            )
+    print(f"deleted {public_id}")
 
 
 async def export(place: KeyPlace) -> bytes:

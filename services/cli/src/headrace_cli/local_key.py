@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Final, Protocol
 
 from headrace_gateway.auth.keys import KeyStore
@@ -14,7 +14,8 @@ SCOPES: Final = ("inference", "admin")
 
 
 async def usable_key(keys: KeyStore, pepper: bytes, given: str | None, stored: str | None) -> str:
-    """A key that the server knows. A stored one that was revoked is replaced.
+    """A key that the server knows. A stored one that was revoked is replaced; one that it knows
+    under another pepper is made known again.
 
     Raises ValueError for a given one that cannot be a key.
     """
@@ -24,11 +25,13 @@ async def usable_key(keys: KeyStore, pepper: bytes, given: str | None, stored: s
         return key
     token = None if stored is None else parse_token(stored.encode(), pepper)
     if stored is not None and token is not None:
-        known = {key.public_id: key for key in await keys.list()}
-        if token.public_id not in known:  # the server's data was lost
-            await keys.adopt(stored, name=KEY_NAME, scopes=SCOPES)
-            return stored
-        if known[token.public_id].revoked_ms is None:
+        known = {key.public_id: key for key in await keys.list()}.get(token.public_id)
+        if known is None:  # the server's data was lost, or the key was deleted
+            if await keys.adopt_unless_known(stored, name=KEY_NAME, scopes=SCOPES):
+                return stored
+        elif known.revoked_ms is None:
+            if not keys.proves(known, token):  # the pepper is another one now
+                await keys.adopt(stored, name=KEY_NAME, scopes=SCOPES)
             return stored
     text, _ = await keys.create(name=KEY_NAME, scopes=SCOPES)
     return text
@@ -41,10 +44,12 @@ class KeyWire(Protocol):
 
     async def put_api_key(self, key: ApiKey) -> None: ...
 
+    async def forgotten_api_keys(self) -> Set[str]: ...
+
 
 class KeyKeeper:
-    """Puts keys back that the server has lost. Keys are revoked, never deleted, so none that is
-    missing is missing on purpose; each comes back as it was last seen, the revoked ones revoked.
+    """Puts keys back that the server has lost. The server remembers which were deleted, so no other
+    is missing on purpose; each comes back as it was last seen, the revoked ones revoked.
     """
 
     def __init__(self, wire: KeyWire) -> None:
@@ -54,7 +59,9 @@ class KeyKeeper:
     async def look(self) -> int:
         """Looks once; how many keys were put back. Raises ``TransportUnavailable``."""
         there = {key.public_id: key for key in await self._wire.api_keys()}
-        self._seen |= there
+        forgotten = await self._wire.forgotten_api_keys()
+        seen = self._seen | there
+        self._seen = {name: key for name, key in seen.items() if name not in forgotten}
         missing = [key for name, key in self._seen.items() if name not in there]
         for key in missing:
             await self._wire.put_api_key(key)

@@ -103,8 +103,8 @@ RedisOption = Annotated[
     str | None,
     typer.Option(
         "--redis-url",
-        help="Another deployment's server, with HEADRACE_GATEWAY_PEPPER[_FILE] and "
-        "HEADRACE_GATEWAY_REDIS_PASSWORD[_FILE] set [default: the local stack's].",
+        help="Another deployment's server, with HEADRACE_GATEWAY_REDIS_PASSWORD[_FILE] and, to make "
+        "keys, HEADRACE_GATEWAY_PEPPER[_FILE] set [default: the local stack's].",
     ),
 ]
 
@@ -314,7 +314,9 @@ def simulate(
     )
 
 
-keys_app = typer.Typer(help="Make, list, revoke, export and import API keys.", no_args_is_help=True)
+keys_app = typer.Typer(
+    help="Make, list, revoke, delete, export and import API keys.", no_args_is_help=True
+)
 app.add_typer(keys_app, name="keys")
 
 
@@ -370,6 +372,18 @@ def keys_revoke(
     asyncio.run(keys.revoke(_place(redis_url, state_dir), public_id, after=after))
 
 
+@keys_app.command("delete")
+def keys_delete(
+    public_id: Annotated[str, typer.Argument(help="As `keys list` shows it.")],
+    redis_url: RedisOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Delete a key with all that is known of it. It opens nothing any more, and never comes back."""
+    from headrace_cli import keys
+
+    asyncio.run(keys.forget(_place(redis_url, state_dir), public_id))
+
+
 @keys_app.command("export")
 def keys_export(
     file: Annotated[Path, typer.Argument(help="- is standard output.")],
@@ -388,7 +402,8 @@ def keys_import(
     redis_url: RedisOption = None,
     state_dir: StateOption = None,
 ) -> None:
-    """Put exported keys back. The deployment must have the same pepper."""
+    """Put exported keys back, except deleted ones; revoked ones stay revoked. The deployment must
+    have the same pepper."""
     from headrace_cli import keys
 
     asyncio.run(keys.load(_place(redis_url, state_dir), keys.read_export(file)))

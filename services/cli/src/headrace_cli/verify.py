@@ -137,7 +137,7 @@ def check_limit(plan: Plan) -> str:
             answer = client.post("/v1/completions", json=_body(client, plan, 4))
             client.delete(f"/v1/requests/{stream.id}")
     finally:
-        asyncio.run(_revoke(plan.key_place, public_id))
+        asyncio.run(_forget(plan.key_place, public_id))
     if answer.is_success and stream.finish is not None:
         raise CommandFailed(f"{stream.id} was over before a second request could be refused")
     if answer.status_code != 429:
@@ -244,11 +244,12 @@ def _state(client: httpx.Client, request_id: str) -> str:
 
 
 async def _limited_key(place: KeyPlace) -> tuple[str, str]:
+    place.check_pepper()
     async with place.open() as keys:
         text, key = await keys.create(name="headrace verify", max_concurrency=1)
     return text, key.public_id
 
 
-async def _revoke(place: KeyPlace, public_id: str) -> None:
+async def _forget(place: KeyPlace, public_id: str) -> None:
     async with place.open() as keys:
-        await keys.revoke(public_id)
+        await keys.forget(public_id)

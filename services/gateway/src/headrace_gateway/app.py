@@ -36,6 +36,7 @@ from pydantic import SecretStr
 
 from headrace_gateway.auth.keys import Authenticator, KeyStore
 from headrace_gateway.auth.tokens import MIN_PEPPER_BYTES
+from headrace_gateway.auth.upkeep import KeyUpkeep
 from headrace_gateway.http.api import build_api
 from headrace_gateway.inference.catalog import Catalog
 from headrace_gateway.inference.readiness import Readiness
@@ -52,8 +53,6 @@ log = get_logger(__name__)
 CONNECT_EVERY_S: Final = 1.0
 LAST_WORDS_S: Final = 1.0
 """How long connections get after the drain to send their error event."""
-INITIAL_KEY: Final = "initial key"
-"""Name of the key that the deployment brings along."""
 LEAVE_S: Final = 0.5
 """How long saying good-bye to the server may take."""
 
@@ -133,9 +132,14 @@ class GatewayProcess:
             http = HttpServer(self._settings.http_host, self._settings.http_port)
             try:
                 wire = await unless_stopped(stopping, self._connect())
+                keys = KeyUpkeep(
+                    KeyStore(wire, self._pepper, self._clock),
+                    self._clock,
+                    initial=self._initial_key,
+                )
                 with suppress(Stopped):
-                    await unless_stopped(stopping, self._adopt_initial_key(wire))
-                await self._serve(wire, http, certificate, stopping)
+                    await unless_stopped(stopping, self._first_look(keys))
+                await self._serve(wire, keys, http, certificate, stopping)
             except Stopped:
                 log.info("gateway.stopped_early")
             finally:
@@ -173,28 +177,22 @@ class GatewayProcess:
                 log.warning("wire.warning", warning=warning)
             return wire
 
-    async def _adopt_initial_key(self, wire: GatewayWire) -> None:
+    async def _first_look(self, keys: KeyUpkeep) -> None:
         """Makes the deployment's first key known. Waits for a server that has gone away."""
-        if self._initial_key is None:
-            return
-        keys = KeyStore(wire, self._pepper, self._clock)
         while True:
             try:
-                new = await keys.adopt_unless_known(
-                    self._initial_key, name=INITIAL_KEY, scopes=("inference", "admin")
-                )
+                await keys.look()
             except TransportUnavailable:
                 await asyncio.sleep(CONNECT_EVERY_S)
                 continue
             except ValueError as error:
                 raise SettingsError([f"HEADRACE_GATEWAY_INITIAL_KEY: {error}"]) from error
-            if new:
-                log.info("gateway.initial_key_adopted")
             return
 
     async def _serve(
         self,
         wire: GatewayWire,
+        keys: KeyUpkeep,
         http: HttpServer,
         certificate: Certificate | None,
         stopping: asyncio.Event,
@@ -247,6 +245,7 @@ class GatewayProcess:
                 group.create_task(serving, name="http")
                 health = group.create_task(rpc.report_health(), name="grpc health")
                 watch = group.create_task(_watched(certificate), name="certificate")
+                upkeep = group.create_task(keys.run(), name="keys")
                 await http.started()
                 gc.collect()
                 gc.freeze()  # what start-up made lives as long as the process
@@ -255,6 +254,7 @@ class GatewayProcess:
                 await self._drain(service, readiness, rpc)
                 health.cancel()
                 watch.cancel()
+                upkeep.cancel()
                 http.stop()
                 await rpc.stop(LAST_WORDS_S)
                 over.set()

@@ -127,5 +127,5 @@ class GatewaySecrets(Secrets, env_prefix="HEADRACE_GATEWAY_"):
     """Key of the HMAC under which API keys are stored, at least 16 bytes. Without it no key is
     valid, and the gateway refuses to start."""
     initial_key: SecretStr | None = None
-    """An API key with the scopes inference and admin, which the gateway makes known when it starts.
-    One that is known already stays as it is, also when it was revoked."""
+    """An API key with the scopes inference and admin, which the gateway makes known when it starts,
+    and again when the server has lost it. One that is known stays as it is, also when it was revoked."""

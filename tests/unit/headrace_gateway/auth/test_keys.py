@@ -6,7 +6,9 @@ import hmac
 from collections.abc import Callable
 
 import pytest
+from headrace_contracts.limits import MAX_NAME
 from headrace_gateway.auth.keys import Authenticator, KeyStore
+from headrace_gateway.auth.upkeep import KeyUpkeep
 from headrace_gateway.errors import BackendUnavailable, InvalidApiKey, PermissionDenied
 from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
 from support.clock import FakeClock
@@ -20,7 +22,7 @@ class Door:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.broker = MemoryBroker(clock=self.clock)
-        wire = MemoryGatewayWire(self.broker)
+        self.wire = wire = MemoryGatewayWire(self.broker)
         self.keys = KeyStore(wire, PEPPER, self.clock)
         self.auth = Authenticator(wire, PEPPER, self.clock, cache_s=3.0)
 
@@ -263,9 +265,73 @@ async def test_keys_that_make_no_sense_are_refused(door: Door) -> None:
         await door.keys.create(name="a", tokens_per_minute=0)
 
 
-async def test_a_tenant_that_may_not_enter_a_key_is_refused(door: Door) -> None:
-    with pytest.raises(ValueError, match="tenant"):
-        await door.keys.create(name="a", tenant="a b:{c}")
+@pytest.mark.parametrize("tenant", ["a b:{c}", "", "t" * (MAX_NAME + 1)])
+async def test_a_tenant_that_may_not_enter_a_key_is_refused(door: Door, tenant: str) -> None:
+    with pytest.raises(ValueError, match=f"a tenant must be 1 to {MAX_NAME} characters"):
+        await door.keys.create(name="a", tenant=tenant)
+
+
+async def test_what_was_revoked_after_an_export_stays_revoked_through_an_import(door: Door) -> None:
+    token, key = await door.keys.create(name="a")
+    kept = await door.keys.export()
+    await door.keys.revoke(key.public_id)
+    assert await door.keys.load(kept) == 1
+    with pytest.raises(InvalidApiKey, match="revoked"):
+        await door.auth.token(token.encode())
+
+
+async def test_a_deleted_key_opens_nothing_and_no_import_brings_it_back(door: Door) -> None:
+    token, key = await door.keys.create(name="a")
+    kept = await door.keys.export()
+    assert await door.keys.forget(key.public_id)
+    assert not await door.keys.forget(key.public_id)
+    assert await door.keys.load(kept) == 0
+    assert await door.keys.list() == []
+    with pytest.raises(InvalidApiKey):
+        await door.auth.token(token.encode())
+
+
+async def test_keys_are_listed_for_thirty_days_after_their_end(door: Door) -> None:
+    day_ms = 86_400_000
+    now_ms = door.clock.wall_ms()
+    await door.keys.create(name="for ever")
+    await door.keys.create(name="expires", expires_ms=now_ms + day_ms)
+    _, revoked = await door.keys.create(name="revoked")
+    await door.keys.revoke(revoked.public_id)
+    door.clock.advance(30 * 86_400)
+    assert await door.keys.forget_old() == 0
+    door.clock.advance(1)
+    assert await door.keys.forget_old() == 1
+    assert [key.name for key in await door.keys.list()] == ["for ever", "expires"]
+    door.clock.advance(86_400)
+    assert await door.keys.forget_old() == 1
+    assert [key.name for key in await door.keys.list()] == ["for ever"]
+
+
+async def test_a_first_key_comes_back_after_the_server_lost_it_but_not_after_its_end(
+    door: Door,
+) -> None:
+    upkeep = KeyUpkeep(door.keys, door.clock, initial="own-key-of-a-chart")
+    await upkeep.look()
+    [key] = await door.keys.list()
+    door.broker.flush()
+    await upkeep.look()
+    assert [each.public_id for each in await door.keys.list()] == [key.public_id]
+    await door.keys.revoke(key.public_id)
+    door.clock.advance(31 * 86_400)
+    await upkeep.look()  # deletes it
+    await upkeep.look()
+    assert await door.keys.list() == []
+
+
+async def test_what_takes_no_pepper_works_without_one(door: Door) -> None:
+    _, key = await door.keys.create(name="a")
+    keys = KeyStore(door.wire, None, door.clock)
+    kept = await keys.export()
+    assert await keys.revoke(key.public_id)
+    assert await keys.load(kept) == 1
+    with pytest.raises(ValueError, match="pepper"):
+        await keys.create(name="b")
 
 
 async def test_a_flood_of_unknown_keys_does_not_fill_the_memory(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, cast, get_args
 
 from headrace_contracts.keys import BANDS, DEFAULT_BAND
@@ -38,8 +38,11 @@ CACHE_ENTRIES: Final = 10_000
 UNKNOWN_CACHE_S: Final = 0.25
 """How long an id that the server does not know is not asked for again."""
 LOST_KEY_S: Final = 60.0
-"""How long a key that vanished is taken for one that the server lost: keys are never deleted."""
+"""How long a key that vanished is taken for one that the server lost: one that is deleted was
+revoked before."""
 EXPORT_VERSION: Final = 1
+KEPT_OVER_MS: Final = 30 * 86_400_000
+"""How long a key that was revoked, or has expired, is still listed."""
 MOST: Final = 10**9
 """Greatest limit of a key."""
 
@@ -162,11 +165,19 @@ class KeyStore:
     when its holder has changed over.
     """
 
-    def __init__(self, wire: GatewayWire, pepper: bytes, clock: Clock) -> None:
-        """Raises ``ValueError`` for a pepper that is too short."""
+    def __init__(self, wire: GatewayWire, pepper: bytes | None, clock: Clock) -> None:
+        """Without a pepper no key can be made, adopted or proved. Raises ``ValueError`` for one
+        that is too short.
+        """
         self._wire = wire
-        self._pepper = tokens.check_pepper(pepper)
+        self._secret = None if pepper is None else tokens.check_pepper(pepper)
         self._clock = clock
+
+    @property
+    def _pepper(self) -> bytes:
+        if self._secret is None:
+            raise ValueError("the pepper of that deployment is needed")
+        return self._secret
 
     async def create(
         self,
@@ -235,15 +246,23 @@ class KeyStore:
     async def adopt_unless_known(
         self, token: str, *, name: str, scopes: Sequence[str] = ("inference",)
     ) -> bool:
-        """Adopts a key that the server has never seen; False for one that it has, revoked or not.
+        """Adopts a key that the server has never seen; False for one that it has, revoked or
+        deleted or not.
 
         Raises like ``adopt``.
         """
         parsed = tokens.parse_token(token.strip("\r\n").encode("utf-8", "replace"), self._pepper)
-        if parsed is not None and await self._wire.api_key(parsed.public_id) is not None:
+        if parsed is not None and (
+            await self._wire.api_key(parsed.public_id) is not None
+            or parsed.public_id in await self._wire.forgotten_api_keys()
+        ):
             return False
         await self.adopt(token, name=name, scopes=scopes)
         return True
+
+    def proves(self, key: ApiKey, token: tokens.Token) -> bool:
+        """Whether a key of that id is this one, under this pepper."""
+        return hmac.compare_digest(key.digest, tokens.digest(token, self._pepper))
 
     async def list(self) -> Sequence[ApiKey]:
         """Every key, the oldest first."""
@@ -254,16 +273,37 @@ class KeyStore:
         when = self._clock.wall_ms() if at_ms is None else at_ms
         return await self._wire.revoke_api_key(public_id, at_ms=when)
 
+    async def forget(self, public_id: str) -> bool:
+        """Deletes a key: its record goes, and no import brings it back. False: there is none."""
+        return await self._wire.forget_api_key(public_id)
+
+    async def forget_old(self) -> int:
+        """Deletes every key that ended longer ago than keys are kept; how many."""
+        over_ms = self._clock.wall_ms() - KEPT_OVER_MS
+        return sum(
+            [
+                await self._wire.forget_api_key(key.public_id, over_ms=over_ms)
+                for key in await self.list()
+                if ended_before(key, over_ms)
+            ]
+        )
+
     async def export(self) -> bytes:
         """Every key as JSON lines. Without the pepper they prove nothing; with it, keep them safe."""
         return b"".join(_encode(key) for key in await self.list())
 
     async def load(self, data: bytes) -> int:
-        """Puts exported keys back; says how many. Raises ``ValueError`` before any is put."""
+        """Puts exported keys back; says how many. What was revoked since stays revoked, and what
+        was deleted stays away. Raises ``ValueError`` before any is put.
+        """
         keys = [_decode(line) for line in data.splitlines() if line.strip()]
-        for key in keys:
-            await self._write(key)
-        return len(keys)
+        there = {key.public_id: key for key in await self._wire.api_keys()}
+        forgotten = await self._wire.forgotten_api_keys()
+        welcome = [key for key in keys if key.public_id not in forgotten]
+        for key in welcome:
+            known = there.get(key.public_id)
+            await self._write(key if known is None else _earlier_end(key, known))
+        return len(welcome)
 
     async def _write(self, key: ApiKey) -> None:
         try:
@@ -303,12 +343,21 @@ class KeyStore:
         return key
 
 
+def ended_before(key: ApiKey, at_ms: int) -> bool:
+    """Whether a key was revoked, or had expired, before a time."""
+    return any(end is not None and end < at_ms for end in (key.revoked_ms, key.expires_ms))
+
+
+def _earlier_end(key: ApiKey, known: ApiKey) -> ApiKey:
+    """The key, revoked when the first of both was."""
+    ends = [each.revoked_ms for each in (key, known) if each.revoked_ms is not None]
+    return replace(key, revoked_ms=min(ends, default=None))
+
+
 def _check(key: ApiKey, now_ms: int) -> None:
     """Raises ``ValueError``."""
     if not key.name.strip() or len(key.name) > 200:
         raise ValueError("a key needs a name of 1 to 200 characters")
-    if not key.tenant or len(key.tenant) > 100:
-        raise ValueError("a key needs a tenant of 1 to 100 characters")
     if not key.scopes or key.scopes - SCOPES:
         raise ValueError(f"scopes are some of {', '.join(sorted(SCOPES))}")
     if not 0 <= key.band < BANDS:

@@ -1,0 +1,20 @@
+#!lua flags=allow-oom
+-- Deletes an API key and remembers its id.
+--
+-- KEYS  1 the key  2 hr:keys  3 hr:keys:forgotten
+-- ARGV  1 its id  2 unix ms before which it must have ended, or ''  3 ids remembered, at most
+-- Returns 1 when it was deleted, else 0
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+if ARGV[2] ~= '' then
+  local ended = false
+  for _, at in ipairs(redis.call('HMGET', KEYS[1], 'revoked_ms', 'expires_ms')) do
+    if at and tonumber(at) < tonumber(ARGV[2]) then ended = true end
+  end
+  if not ended then return 0 end
+end
+local t = redis.call('TIME')
+redis.call('DEL', KEYS[1])
+redis.call('SREM', KEYS[2], ARGV[1])
+redis.call('ZADD', KEYS[3], t[1], ARGV[1])
+redis.call('ZREMRANGEBYRANK', KEYS[3], 0, -1 - tonumber(ARGV[3]))
+return 1
