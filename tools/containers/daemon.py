@@ -28,10 +28,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from containers.cache import CACHE, STATE, say, told
 
-_START_S: Final = 60.0
-_STOP_S: Final = 60.0
+_START_S: Final = 120.0
+_STOP_S: Final = 120.0
+_TIDY_S: Final = 120.0
 _BUILD_CACHE_BYTES: Final = 8_000_000_000
 _CLAMP: Final = Path(__file__).with_name("runc-clamp")
+_STARTED: Final[dict[int, subprocess.Popen[bytes]]] = {}
+"""By pid, what this process has started: who starts a child asks for it when it ends."""
 _BRIDGE: Final = "headrace-ci0"
 _ADDRESS: Final = "172.30.0.1/24"
 _POOL: Final = "base=172.31.0.0/16,size=24"
@@ -118,10 +121,14 @@ class Daemon:
             self._sweep()
 
     def tidy(self) -> None:
-        """Drops images that have lost their name, and the oldest of a large build cache."""
-        self.docker("image", "prune", "--force", timeout_s=300)
+        """Drops images that have lost their name, and the oldest of a large build cache.
+
+        That waits for the disk, so what is not done in time is left to the next one.
+        """
         keep = ("--keep-storage", str(_BUILD_CACHE_BYTES))
-        self.docker("builder", "prune", "--force", *keep, timeout_s=300)
+        for what in (("image", "prune", "--force"), ("builder", "prune", "--force", *keep)):
+            with contextlib.suppress(subprocess.TimeoutExpired), told(f"docker {' '.join(what)}"):
+                self.docker(*what, timeout_s=_TIDY_S)
 
     def leftovers(self) -> list[str]:
         """Processes, mounts, bridges and firewall chains of an engine that has been stopped."""
@@ -180,6 +187,7 @@ class Daemon:
                 stderr=log,
                 start_new_session=True,
             )
+        _STARTED[process.pid] = process
         end = time.monotonic() + _START_S
         while time.monotonic() < end:
             if process.poll() is not None:
@@ -204,9 +212,8 @@ class Daemon:
         os.kill(pid, signal.SIGTERM)
         end = time.monotonic() + _STOP_S
         while time.monotonic() < end:
-            # A child of ours stays a zombie until it is asked for.
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+            if pid in _STARTED:
+                _STARTED[pid].poll()  # a child of ours stays a zombie until it is asked for
             if not Path(f"/proc/{pid}").exists():
                 return
             time.sleep(0.1)

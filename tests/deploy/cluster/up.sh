@@ -32,8 +32,8 @@ start() { # NAME COMMAND...: in the background, its log and its process id besid
     echo $! >"pid/$name"
 }
 
-wait_for() { # WHAT COMMAND...: until it succeeds, for a minute
-    local what=$1 end=$((SECONDS + 60))
+wait_for() { # WHAT COMMAND...: until it succeeds, for three minutes
+    local what=$1 end=$((SECONDS + 180))
     shift
     until "$@" >/dev/null 2>&1; do
         [ $SECONDS -lt $end ] || {
