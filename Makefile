@@ -80,7 +80,7 @@ test-shared: setup ## one suite for the real thing and its fake; the wire of ear
 	$(ONE_THREAD) $(PYTEST) tests/shared tests/wire -q
 
 test-integration: setup ## against a real server
-	$(ONE_THREAD) $(PYTEST) tests/integration -q $(AGAIN)
+	$(ONE_THREAD) $(PYTEST) tests/integration -q -n 2 $(AGAIN)
 
 test-e2e: setup ## the served stack, with the clients people use
 	$(PYTEST) tests/e2e -q $(AGAIN)
