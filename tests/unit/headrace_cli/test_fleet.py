@@ -58,17 +58,23 @@ async def test_an_engine_is_told_to_drain_by_its_id_or_its_beginning(
 ) -> None:
     assert await drain(deployment.wire, name, grace_s=1.5) == IDS[0]
     ((_, control),) = await deployment.engine.read_control(IDS[0], "0-0", block_ms=1)
+    assert control is not None
     assert control.drain.grace_ms == 1500
     assert await deployment.engine.read_control(IDS[1], "0-0", block_ms=1) == []
 
 
 async def test_waiting_for_an_engine_ends_when_it_has_left(deployment: Deployment) -> None:
-    waiting = asyncio.create_task(gone(deployment.wire, IDS[0]))
+    waiting = asyncio.create_task(gone(deployment.wire, IDS[0], within_s=60))
     await asyncio.sleep(0)
     assert not waiting.done()
     await deployment.engine.leave_engine(EngineInfo(IDS[0], "m", "draining", 0, 0, 64, 64))
     async with asyncio.timeout(20):
         await waiting
+
+
+async def test_an_engine_that_stays_is_not_waited_for_for_ever(deployment: Deployment) -> None:
+    with pytest.raises(CommandFailed, match="within 0 s: it is ready, with 0 running and 3"):
+        await gone(deployment.wire, IDS[0], within_s=0)
 
 
 async def test_an_unknown_or_ambiguous_engine_is_not_drained(deployment: Deployment) -> None:

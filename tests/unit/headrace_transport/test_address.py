@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+from headrace_kit.process import new_loop
 from headrace_transport.address import Access, Address
-from headrace_transport.errors import ServerUnsuitable
+from headrace_transport.connection import connect_gateway
+from headrace_transport.errors import ServerUnsuitable, TransportUnavailable
 from headrace_transport.options import WireOptions
 from pydantic import BaseModel, SecretStr
 from redis.asyncio.connection import SSLConnection
@@ -29,9 +34,9 @@ def touched(folder: Path, *names: str) -> dict[str, str]:
 
 
 async def test_one_server_is_an_address_a_user_and_a_database() -> None:
-    made = address("redis://gateway@host:6380/3", password="secret")
+    made = address("redis://gateway@127.0.0.1:6380/3", password="secret")
     connection = await connection_of(made)
-    assert (connection.host, connection.port, connection.db) == ("host", 6380, 3)
+    assert (connection.host, connection.port, connection.db) == ("127.0.0.1", 6380, 3)
     assert (connection.username, connection.password) == ("gateway", "secret")
     assert not made.moves
 
@@ -40,7 +45,10 @@ async def test_tls_checks_the_server_against_the_authority_given(tmp_path: Path)
     files = touched(tmp_path, "ca", "cert", "key")
     connection = await connection_of(
         address(
-            "rediss://h:1/0", ca_file=files["ca"], cert_file=files["cert"], key_file=files["key"]
+            "rediss://127.0.0.1:1/0",
+            ca_file=files["ca"],
+            cert_file=files["cert"],
+            key_file=files["key"],
         )
     )
     assert isinstance(connection, SSLConnection)
@@ -79,7 +87,7 @@ def test_certificates_that_do_nothing_or_are_not_there_are_refused(tmp_path: Pat
     with pytest.raises(ServerUnsuitable, match=r"redis_ca_file is set.*without TLS"):
         address("redis://h:1/0", ca_file=there)
     with pytest.raises(ServerUnsuitable, match="redis_ca_file: /absent is no file"):
-        address("rediss://h:1/0", ca_file="/absent")
+        address("rediss://127.0.0.1:1/0", ca_file="/absent")
     with pytest.raises(ServerUnsuitable, match="only one is set"):
         address("rediss://h:1/0", cert_file=there)
 
@@ -98,3 +106,26 @@ def test_access_is_what_a_service_was_told_and_does_not_show_passwords() -> None
     made = Access.of(Told(), Told())
     assert made == Access(password="hush", ca_file="/ca")
     assert "hush" not in repr(made)
+
+
+async def test_a_name_that_nobody_knows_is_told() -> None:
+    with pytest.raises(OSError, match=r"no-such-host\.invalid: "):
+        await connection_of(address("redis://no-such-host.invalid:6379/0"))
+
+
+def test_a_name_that_is_given_up_leaves_no_failure_behind() -> None:
+    faults: list[dict[str, Any]] = []
+
+    async def connect() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: faults.append(context))
+        options = WireOptions(op_timeout_s=0.0005)
+        with pytest.raises(TransportUnavailable):
+            await connect_gateway("redis://no-such-host.invalid:6379/0", options=options)
+        with pytest.raises(socket.gaierror):  # the same question, answered after the first
+            await loop.getaddrinfo("no-such-host.invalid", 6379)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(connect())
+        gc.collect()
+    assert faults == []

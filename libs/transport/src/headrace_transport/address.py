@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ _SENTINELS: Final = re.compile(
     r"redis(?P<tls>s?)\+sentinel://(?:(?P<user>[^@/:]*)@)?(?P<nodes>[^@/]+)"
     r"/(?P<service>[^/]+)(?:/(?P<db>\d+))?/?"
 )
+_PORT: Final = 6379
 _NODE: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d{1,5})")
 _REMEDY: Final = (
     "write redis://host:port/db, or redis+sentinel://host:port,host:port/service/db; with rediss "
@@ -129,6 +132,8 @@ class Address:
             )
             host, port = await discover(self._service)
             arguments = arguments | {"host": host, "port": port}
+        if "host" in arguments:
+            await _resolve(arguments["host"], arguments.get("port", _PORT))
         return self._make(
             **arguments,
             protocol=2,
@@ -156,6 +161,17 @@ class Address:
             **tls,
         }
         return Sentinel(nodes, sentinel_kwargs=arguments)
+
+
+async def _resolve(host: str, port: int) -> None:
+    """Raises ``OSError`` for a name that nobody knows. A connect that is given up while it looks for
+    the name leaves its failure to the event loop, which tells of it when nobody asks any more.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise OSError(f"{host}: {error.strerror}") from error
 
 
 def _parsed(url: str) -> dict[str, Any]:

@@ -21,6 +21,10 @@ _HOME: Final = "\x1b[H\x1b[2J"
 """Clears a terminal."""
 _LOOK_EVERY_S: Final = 0.2
 """Time between two looks whether an engine is still there."""
+_WITHIN_S: Final = 600.0
+"""How long an engine is waited for whose time to drain is its own setting."""
+_SETTLE_S: Final = 60.0
+"""How long an engine may take beyond the time that it was given."""
 _HEAD: Final = ("ENGINE", "STATE", "RUNNING", "WAITING", "BLOCKS HELD")
 
 
@@ -86,7 +90,7 @@ async def drain(wire: GatewayWire, name: str, *, grace_s: float | None) -> str:
 
     ``name``: a process id, or its beginning where no other begins alike.
     """
-    known = await _processes(wire)
+    known = await _engines(wire)
     found = [process for process in known if process == name] or [
         process for process in known if process.startswith(name)
     ]
@@ -98,25 +102,40 @@ async def drain(wire: GatewayWire, name: str, *, grace_s: float | None) -> str:
     return found[0]
 
 
-async def gone(wire: GatewayWire, process: str) -> None:
-    """Returns when the engine has left, or its lease lapsed; for ever if it stays."""
-    while process in await _processes(wire):  # noqa: ASYNC110 - nothing tells of an end
+async def gone(wire: GatewayWire, process: str, *, within_s: float) -> None:
+    """Returns when the engine has left, or its lease lapsed. Raises CommandFailed if it stays."""
+    until = time.monotonic() + within_s
+    while (engine := (await _engines(wire)).get(process)) is not None:
+        if time.monotonic() >= until:
+            raise CommandFailed(
+                f"{process} has not ended within {within_s:g} s: it is {engine.state}, with "
+                f"{engine.running} running and {engine.waiting} waiting.",
+                hint="It was asked once, and may still end. Its drain_s may be longer: give "
+                "--timeout. An engine that stays ready did not understand: end its process.",
+            )
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-async def run_drain(fleet: Fleet, name: str, *, grace_s: float | None, wait: bool) -> None:
-    """``drain``, told; with ``wait`` until it is over."""
+async def run_drain(
+    fleet: Fleet, name: str, *, grace_s: float | None, wait: bool, timeout_s: float | None
+) -> None:
+    """``drain``, told; with ``wait`` until it is over, for ``timeout_s`` at most."""
+    within_s = timeout_s
+    if within_s is None:
+        within_s = _WITHIN_S if grace_s is None else grace_s + _SETTLE_S
     async with fleet.open() as wire:
         process = await drain(wire, name, grace_s=grace_s)
         print(f"{process} takes no more requests, and ends when its own have ended or moved on")
         if wait:
-            await gone(wire, process)
+            await gone(wire, process, within_s=within_s)
             print(f"{process} has ended")
 
 
-async def _processes(wire: GatewayWire) -> list[str]:
-    """Ids of all engines."""
-    return [info.process for card in await wire.cards() for info in await wire.engines(card.model)]
+async def _engines(wire: GatewayWire) -> Mapping[str, EngineInfo]:
+    """All engines by their ids."""
+    return {
+        info.process: info for card in await wire.cards() for info in await wire.engines(card.model)
+    }
 
 
 def _row(engine: EngineInfo) -> tuple[str, ...]:

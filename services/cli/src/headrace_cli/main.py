@@ -476,13 +476,21 @@ def drain(
         typer.Option(min=0, help="Seconds for what runs [default: the engine's drain_s]."),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when it has ended.")] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds to --wait [default: --grace and 60 more, else 600]."),
+    ] = None,
     redis_url: RedisOption = None,
     state_dir: StateOption = None,
 ) -> None:
     """Let an engine finish or hand over what it runs, and end."""
     from headrace_cli import fleet
 
-    asyncio.run(fleet.run_drain(_fleet(redis_url, state_dir), engine, grace_s=grace, wait=wait))
+    asyncio.run(
+        fleet.run_drain(
+            _fleet(redis_url, state_dir), engine, grace_s=grace, wait=wait, timeout_s=timeout
+        )
+    )
 
 
 @app.command()
