@@ -46,17 +46,23 @@ def images(listed: str) -> list[str]:
     return [line.split()[0] for line in listed.splitlines() if line and not line.startswith("#")]
 
 
-def _of_chart() -> list[tuple[str, str]]:
+def chart_images() -> dict[str, str]:
+    """Images of the chart's default values, by their key in ``images``."""
     tree, _ = read()
     version = str(yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"])
-    found: list[tuple[str, str]] = []
+    found: dict[str, str] = {}
     for key, image in cast("dict[str, dict[str, str]]", tree["images"]).items():
-        if key not in FOR:
-            raise SystemExit(f"chartgen.images: what is images.{key} of the chart for?")
         tag = image["tag"] or version + ("-cuda" if key == "engineCuda" else "")
         place = f"{image['registry']}/" if image["registry"] else ""
-        found.append((f"{place}{image['repository']}:{tag}", FOR[key]))
+        found[key] = f"{place}{image['repository']}:{tag}"
     return found
+
+
+def _of_chart() -> list[tuple[str, str]]:
+    found = chart_images()
+    if unknown := found.keys() - FOR.keys():
+        raise SystemExit(f"chartgen.images: what are {sorted(unknown)} of the chart's images for?")
+    return [(image, FOR[key]) for key, image in found.items()]
 
 
 def _of_compose() -> list[tuple[str, str]]:
