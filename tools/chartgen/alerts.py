@@ -44,12 +44,23 @@ ALERTS: Final = (
     ),
     Alert(
         "HeadraceNoEngine",
-        "sum by (namespace) (headrace_gateway_requests_open) > 0"
-        " unless on (namespace) sum by (namespace) (headrace_engine_wire_up) > 0",
+        "max by (namespace, model) (headrace_gateway_queue_depth) > 0"
+        " and on (namespace, model) max by (namespace, model) (headrace_gateway_engines_ready) == 0",
         "10m",
         "critical",
-        "Requests are open and no engine reports metrics.",
+        "{{ $value }} requests for {{ $labels.model }} wait, and no engine serves it.",
         "Look at the engines' pods: are they pending for want of a GPU, or still loading?",
+    ),
+    Alert(
+        "HeadraceQueueLong",
+        "max by (namespace, model) (headrace_gateway_queue_depth)"
+        " / on (namespace, model)"
+        " sum by (namespace, model) (rate(headrace_gateway_requests_finished_total[5m])) > 60",
+        "10m",
+        "warning",
+        "What waits for {{ $labels.model }} takes {{ $value | humanizeDuration }} to work off.",
+        "There is more demand than capacity: more engines, or a shorter queue (max_queued), so that"
+        " callers learn it at once.",
     ),
     Alert(
         "HeadraceEngineStalled",
@@ -125,6 +136,15 @@ ALERTS: Final = (
         "warning",
         "Requests end because no engine took them over.",
         "Do engines die, or does the server lose data?",
+    ),
+    Alert(
+        "HeadraceVersionsMixed",
+        "sum by (namespace) (rate(headrace_gateway_foreign_records_total[5m])) > 0"
+        " or sum by (namespace) (rate(headrace_engine_foreign_records_total[5m])) > 0",
+        "1m",
+        "critical",
+        "Records of another wire version come from the server.",
+        "Two versions that cannot read each other share a server: see docs/guides/upgrades.md.",
     ),
     Alert(
         "HeadracePublishSlow",

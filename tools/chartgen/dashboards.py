@@ -71,6 +71,15 @@ SERVICE: Final = Board(
                 Panel("Requests open", [(_now("headrace_gateway_requests_open"), "open")]),
                 Panel("Streams read", [(_now("headrace_gateway_streams_open"), "streams")]),
                 Panel(
+                    "Waiting in the queue, by model",
+                    [(_now("headrace_gateway_queue_depth", "model", "max"), "{{model}}")],
+                    about="As the gateways see it on the server. All of them see the same.",
+                ),
+                Panel(
+                    "Engines ready, by model",
+                    [(_now("headrace_gateway_engines_ready", "model", "max"), "{{model}}")],
+                ),
+                Panel(
                     "Server answers",
                     [
                         (_now("headrace_gateway_backend_up", function="min"), "gateways"),
