@@ -46,6 +46,15 @@ def test_what_an_engine_reads_is_downloaded_and_found_by_it(served: Hub) -> None
     assert any("model.safetensors: 65536 bytes, SHA-256 " in line for line in said)
 
 
+def test_a_repository_of_packed_files_alone_is_refused_with_a_way_out(served: Hub) -> None:
+    served.files.clear()
+    served.files["tiny-q8_0.gguf"] = b"GGUF"
+    served.files["tiny-q4_k_m.gguf"] = b"GGUF"
+    with pytest.raises(CommandFailed, match=r"none of .*safetensors") as caught:
+        run("hf://org/tiny@main", say=quiet)
+    assert "download tiny-q4_k_m.gguf, or another, and give its path" in caught.value.hint
+
+
 def test_a_download_that_broke_off_is_resumed(served: Hub) -> None:
     large = random.Random(2).randbytes(12 << 20)  # the client writes pieces of 10 MiB
     served.files["model.safetensors"] = large

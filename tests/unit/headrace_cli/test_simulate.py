@@ -11,6 +11,7 @@ from headrace_cli.errors import CommandFailed
 from headrace_cli.main import app
 from headrace_engine.scheduler.journal_file import write_journal
 from headrace_engine.scheduler.simulate.cost import CostModel
+from headrace_engine.settings import EngineSettings
 from support.journals import recorded
 from typer.testing import CliRunner
 
@@ -24,6 +25,13 @@ def test_the_same_seed_gives_the_same_json() -> None:
     assert first.stdout == again.stdout
     figures = json.loads(first.stdout)
     assert figures["requests"] == figures["finished"] == 20
+
+
+def test_the_defaults_are_those_of_an_engine() -> None:
+    made, engine = simulate.engine_defaults(), EngineSettings.model_validate({})
+    assert (made.max_batch, made.max_waiting) == (engine.max_batch, engine.max_waiting)
+    assert (made.batch_tokens, made.quantum_passes) == (engine.batch_tokens, engine.quantum_passes)
+    assert made.prefill_chunk_tokens == engine.prefill_chunk_tokens
 
 
 def test_a_trace_is_a_table(tmp_path: Path) -> None:

@@ -125,13 +125,13 @@ class Address:
 
     async def handshake(self) -> Handshake:
         """A connection to be opened. Raises what redis-py raises where no sentinel knows."""
-        arguments = self._arguments
+        arguments: dict[str, Any] = self._arguments
         if self._sentinel is not None:
             discover = cast(
                 "Callable[[str], Awaitable[tuple[str, int]]]", self._sentinel.discover_master
             )
             host, port = await discover(self._service)
-            arguments = arguments | {"host": host, "port": port}
+            arguments = {**arguments, "host": host, "port": port}
         if "host" in arguments:
             await _resolve(arguments["host"], arguments.get("port", _PORT))
         return self._make(

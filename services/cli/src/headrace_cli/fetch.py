@@ -108,7 +108,7 @@ def _download(model: str, name: str, revision: str, store: Path, *, verify: bool
             for each in info.siblings or []
         )
         if not files:
-            raise CommandFailed(f"{model} has none of {', '.join(PATTERNS)}.")
+            raise _nothing_to_read(model, [each.rfilename for each in info.siblings or []])
         folder = store / "snapshots" / commit
         known = _manifest(store, commit)
         if known is not None:
@@ -165,6 +165,17 @@ def _what_is_here(
         ) from error
     say(f"{model}: the hub cannot be reached; commit {commit} is here and whole: {folder}")
     return folder
+
+
+def _nothing_to_read(model: str, names: Iterable[str]) -> CommandFailed:
+    packed = sorted(name for name in names if name.endswith(".gguf"))
+    return CommandFailed(
+        f"{model} has none of {', '.join(PATTERNS)}.",
+        hint=f"It has GGUF files, of which an engine reads one: download {packed[0]}, or another, "
+        "and give its path."
+        if packed
+        else "",
+    )
 
 
 def _wanted(files: Iterable[File]) -> list[File]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any, Final
 
 from headrace_engine.scheduler.journal_replay import Step
 from headrace_engine.scheduler.settings import SchedulerSettings
@@ -13,9 +14,13 @@ from headrace_engine.scheduler.simulate.cost import CostModel
 from headrace_engine.scheduler.simulate.simulator import simulate
 from headrace_engine.scheduler.simulate.summary import Column, summarize, table
 from headrace_engine.scheduler.simulate.trace import Item, Synthetic, TraceRejected, read_trace
+from headrace_engine.settings import EngineSettings, block_tokens
 
 from headrace_cli import replay
 from headrace_cli.errors import CommandFailed
+
+SESSION_TOKENS: Final = 32_768
+"""Context of a simulated model."""
 
 
 def run(
@@ -29,7 +34,7 @@ def run(
 ) -> str:
     """Simulates, writes the picture if one is wanted, and returns the report. CommandFailed."""
     items = _items(source)
-    settings = SchedulerSettings(session_tokens=32_768)
+    settings = engine_defaults()
     if fit is not None:
         segments = replay.read(fit, partial=False)
         steps: list[Step] = []
@@ -49,6 +54,15 @@ def run(
     if as_json:
         return json.dumps(figures)
     return f"{replay.described(cost)}\n{table([Column('', figures)])}"
+
+
+def engine_defaults() -> SchedulerSettings:
+    """What an engine of default settings schedules by, with a context and a pool of its own."""
+    engine = EngineSettings.model_validate({})
+    known = {each.name for each in fields(SchedulerSettings)} & EngineSettings.model_fields.keys()
+    given: dict[str, Any] = engine.model_dump(include=known)
+    given["block_tokens"] = block_tokens(engine)
+    return SchedulerSettings(session_tokens=SESSION_TOKENS, **given)
 
 
 def _items(source: Path | Synthetic) -> list[Item]:
