@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import hypothesis.strategies as st
 import numpy as np
@@ -14,10 +14,12 @@ from headrace_engine.cache.trie import Fold, PrefixTrie
 from headrace_engine.scheduler.commit import PassPlan
 from headrace_engine.scheduler.reasons import Reason
 from headrace_engine.scheduler.settings import SchedulerSettings
+from headrace_engine.state.request import MediaSpan
 from headrace_engine.state.sequence import Status
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from support.engine import Rig, TokenExactExecutor, true_tokens
-from support.naive_blocks import NaiveBlock, NaiveSequence, Path
+from support.engine import Rig, TokenExactExecutor, image, true_tokens
+from support.engine_machine import IMAGES
+from support.naive_blocks import NaiveBlock, NaiveSequence, Name, Path, Symbol
 from support.naive_engine import NaiveEngine, NaiveRequest
 
 PREFIXES = [[], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9, 9, 9, 9], [5] * 12]
@@ -56,9 +58,21 @@ class LockstepMachine(RuleBasedStateMachine):
         cache=st.sampled_from([True, True, True, False]),
         window=st.sampled_from([1, 3, 8]),
         heavy=st.booleans(),
+        prompt=st.sampled_from(["all", "all", "auto"]),
+        generation=st.sampled_from(["all", "all", "auto", "none"]),
+        ageing_s=st.sampled_from([None, 3.0, 15.0]),
     )
     def start(
-        self, blocks: int, rows: int, chunk: int, cache: bool, window: int, heavy: bool
+        self,
+        blocks: int,
+        rows: int,
+        chunk: int,
+        cache: bool,
+        window: int,
+        heavy: bool,
+        prompt: Literal["all", "auto"],
+        generation: Literal["all", "auto", "none"],
+        ageing_s: float | None,
     ) -> None:
         """Both, with the same settings."""
         settings = SchedulerSettings(
@@ -74,13 +88,14 @@ class LockstepMachine(RuleBasedStateMachine):
             plan_window=window,
             quantum_passes=4,
             tenant_weights={"a": 2.0} if heavy else {},
-            cache_prompt="auto",
-            cache_generation="auto",
+            cache_prompt=prompt,
+            cache_generation=generation,
+            ageing_s=ageing_s,
             audit=True,
         )
         self.executor = TokenExactExecutor()
         self.rig = Rig(settings, self.executor, fold=type(self).fold)
-        self.chosen: deque[tuple[Path, int] | None] = deque()
+        self.chosen: deque[tuple[Name, int] | None] = deque()
         self.rig.scheduler.pool.trie = NotingTrie(type(self).fold, self._note)
         self.naive = NaiveEngine(
             settings, self._fails, self.chosen.popleft, colliding=type(self).colliding
@@ -106,7 +121,7 @@ class LockstepMachine(RuleBasedStateMachine):
         return (pass_id, row) in self.executor.fail_rows
 
     def _note(self, found: tuple[LogicalBlock, int] | None) -> None:
-        self.chosen.append(None if found is None else (self._path(found[0]), found[1]))
+        self.chosen.append(None if found is None else (self._name(found[0]), found[1]))
 
     # what happens
 
@@ -121,6 +136,8 @@ class LockstepMachine(RuleBasedStateMachine):
         salt=st.sampled_from([b"", b"", b"x"]),
         given=st.sampled_from([0, 0, 2]),
         times=st.sampled_from([1, 1, 2, 3]),
+        images=st.sampled_from([(), (), (), *IMAGES]),
+        wait_s=st.sampled_from([None, None, None, 4.0, 15.0]),
     )
     def push(
         self,
@@ -134,11 +151,19 @@ class LockstepMachine(RuleBasedStateMachine):
         salt: bytes,
         given: int,
         times: int,
+        images: tuple[tuple[int, int, int], ...],
+        wait_s: float | None,
     ) -> None:
         """Requests of one or more choices with one prompt, perhaps begun elsewhere."""
         prompt = prefix + tail
+        media = tuple(
+            MediaSpan(first, min(end, len(prompt)), image(number))
+            for first, end, number in images
+            if first < len(prompt)
+        )
+        given = min(given, new)
         for _ in range(times):
-            self._push(prompt, new, n, frozenset(stops), tenant, band, salt, min(given, new))
+            self._push(prompt, new, n, frozenset(stops), tenant, band, salt, given, media, wait_s)
 
     @rule(data=st.data())
     def push_a_second_turn(self, data: st.DataObject) -> None:
@@ -154,7 +179,8 @@ class LockstepMachine(RuleBasedStateMachine):
         """The next turn of one of these."""
         earlier = self.rig.requests[handle]
         prompt = [*earlier.prompt.tolist(), *self.rig.tokens(handle, choice)]
-        self._push([*prompt[:29], 7], 3, 1, frozenset(), earlier.tenant, 1, b"", 0)
+        media = earlier.media
+        self._push([*prompt[:29], 7], 3, 1, frozenset(), earlier.tenant, 1, b"", 0, media)
 
     def _push(
         self,
@@ -166,11 +192,17 @@ class LockstepMachine(RuleBasedStateMachine):
         band: int,
         salt: bytes,
         given: int,
+        media: tuple[MediaSpan, ...] = (),
+        wait_s: float | None = None,
     ) -> None:
+        now_s = self.rig.clock.monotonic()
+        deadline_s = None if wait_s is None else now_s + wait_s
         settings = self.rig.settings
         limit = min(len(prompt) + new, settings.session_tokens, settings.pool_tokens)
         given = min(given, limit - len(prompt))
-        futures = [true_tokens(prompt, limit - len(prompt), choice=c) for c in range(n)]
+        futures = [
+            true_tokens(prompt, limit - len(prompt), choice=c, media=media) for c in range(n)
+        ]
         handle = self.rig.push(
             prompt,
             new,
@@ -180,6 +212,8 @@ class LockstepMachine(RuleBasedStateMachine):
             band=band,
             cache_salt=salt,
             generated=[future[:given] for future in futures] if given else (),
+            media=media,
+            deadline_s=deadline_s,
         )
         choices = [
             NaiveSequence(
@@ -189,6 +223,10 @@ class LockstepMachine(RuleBasedStateMachine):
                 tenant=tenant,
                 salt=salt,
                 band=band,
+                asked_band=band,
+                media=media,
+                arrived_s=now_s,
+                deadline_s=deadline_s,
                 tokens=prompt + future[:given],
                 prompt=len(prompt),
                 limit=limit,
@@ -255,7 +293,7 @@ class LockstepMachine(RuleBasedStateMachine):
         self.plan = None
         self.rig.clock.advance(1.0)
         self.rig.step()
-        self.naive.step()
+        self.naive.step(self.rig.clock.monotonic())
         if self.plan is not None:
             self._compare_plans()
         self._compare()
@@ -321,8 +359,13 @@ class LockstepMachine(RuleBasedStateMachine):
         pool, naive = self.rig.scheduler.pool, self.naive.blocks
         known = {self._path(b): _state(b) for b in pool.trie.nodes()}
         assert known == {b.path: self._naive_state(b) for b in naive.indexed}
-        cached = [self._path(slot.owner) for slot in pool.slots.sorted]
-        assert cached == [b.path for b in naive.cached()], "not taken in the order of last use"
+        offers = [(self._name(b), self._path(b), b.written, _state(b)) for b in pool.trie.offered]
+        assert offers == [
+            ((b.maker, b.index), b.offer, b.written, self._naive_state(b)) for b in naive.offered
+        ]
+        cached = [self._name(slot.owner) for slot in pool.slots.sorted]
+        expected = [(b.maker, b.index) for b in naive.cached()]
+        assert cached == expected, "not taken in the order of last use"
         stats = self.rig.scheduler.cache_stats()
         memory = [b for b in naive.everything() if b.memory]
         leaving = [b for b in memory if b.holders and all(h.status == "ended" for h in b.holders)]
@@ -332,14 +375,22 @@ class LockstepMachine(RuleBasedStateMachine):
         assert stats.held_blocks == len(memory) - len(cached) - len(leaving)
         assert stats.indexed_blocks == len(naive.indexed)
 
+    def _name(self, block: LogicalBlock) -> Name:
+        return block.maker, block.offset // self.rig.settings.block_tokens
+
     def _path(self, block: LogicalBlock) -> Path:
-        tokens: list[int] = []
+        content: list[Symbol] = []
         node = block
         while node.parent is not None:
-            tokens = [*np.frombuffer(node.tokens, "<i4").tolist(), *tokens]
+            tokens: list[int] = np.frombuffer(node.tokens, "<i4").tolist()
+            marks: dict[int, object] = {}
+            for mark in node.fingerprints:
+                at, length = np.frombuffer(mark[:8], "<i4").tolist()
+                marks[at] = (length, mark[8:])
+            content = [*((t, marks.get(i)) for i, t in enumerate(tokens)), *content]
             node = node.parent
         identity = self.rig.scheduler.pool.trie.identity(node)
-        return identity.tenant, identity.salt, tuple(tokens)
+        return identity.tenant, identity.salt, tuple(content)
 
     def _compare_reasons(self) -> None:
         book = self.rig.scheduler.residents.reasons
@@ -363,6 +414,9 @@ def walk(machine: LockstepMachine, seed: int, events: int) -> None:
         cache=rng.random() < 0.9,
         window=rng.choice([1, 3, 8]),
         heavy=rng.random() < 0.5,
+        prompt=rng.choice(["all", "all", "auto"]),
+        generation=rng.choice(["all", "all", "auto", "none"]),
+        ageing_s=rng.choice([None, 3.0, 15.0]),
     )
     for _ in range(events):
         event = rng.random()
@@ -378,6 +432,8 @@ def walk(machine: LockstepMachine, seed: int, events: int) -> None:
                 salt=rng.choice([b"", b"", b"x"]),
                 given=rng.choice([0, 0, 2]),
                 times=rng.choice([1, 1, 2, 3]),
+                images=rng.choice([(), (), (), *IMAGES]),
+                wait_s=rng.choice([None, None, None, 4.0, 15.0]),
             )
         elif event < 0.45 and (done := machine.answered()):
             machine.follow(*rng.choice(done))

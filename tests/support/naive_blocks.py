@@ -7,11 +7,33 @@ each time somebody asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-Path = tuple[str, bytes, tuple[int, ...]]
-"""Tenant, salt, and every token from the beginning to a block's end: what a block's content is."""
+from headrace_engine.state.request import MediaSpan
+
+Symbol = tuple[int, object]
+"""A token, and what begins with it: None, or an image by its length and digest, or, for an image that
+is equal to nothing, an object that is equal to nothing."""
+Path = tuple[str, bytes, tuple[Symbol, ...]]
+"""Tenant, salt, and every symbol from the beginning to a block's end: what a block's content is."""
+Name = tuple[int, int]
+"""Who made a block, and its place among that one's blocks."""
+
+
+class Nameless:
+    """An image without a fingerprint."""
+
+
+def symbols(tokens: Sequence[int], media: Sequence[MediaSpan] = ()) -> list[Symbol]:
+    """The tokens, each with what begins there."""
+    marks: dict[int, object] = {
+        span.first: (span.end - span.first, span.fingerprint)
+        if any(span.fingerprint)
+        else Nameless()
+        for span in media
+    }
+    return [(token, marks.get(at)) for at, token in enumerate(tokens)]
 
 
 @dataclass(eq=False)
@@ -21,8 +43,13 @@ class NaiveBlock:
     index: int
     """Its place among the blocks of a sequence."""
     holders: list[NaiveSequence]
+    maker: int
     path: Path | None = None
-    """While others can find it."""
+    """While others can find it whole."""
+    offer: Path | None = None
+    """While others can find its beginning: up to where."""
+    written: int = 0
+    """Of what it offers: tokens that committed passes computed."""
     memory: bool = False
     valid: bool = False
     publisher: int = 0
@@ -42,6 +69,7 @@ class NaiveSequence:
     tenant: str
     salt: bytes
     band: int
+    """As it is now: who waits long goes up."""
     tokens: list[int]
     """Known to the host."""
     prompt: int
@@ -51,6 +79,10 @@ class NaiveSequence:
     min_new: int
     future: list[int]
     """What it says when it runs alone, from ``tokens`` on."""
+    media: tuple[MediaSpan, ...] = ()
+    asked_band: int = 0
+    arrived_s: float = 0.0
+    deadline_s: float | None = None
     status: str = "waiting"
     blocks: list[NaiveBlock] = field(default_factory=list[NaiveBlock])
     sibling: tuple[NaiveBlock, int] | None = None
@@ -74,9 +106,33 @@ class NaiveSequence:
         """Whether it is scheduled."""
         return self.status == "running"
 
-    def path(self, blocks: int) -> Path:
-        """Content of its first so many blocks' tokens."""
-        return self.tenant, self.salt, tuple(self.tokens[:blocks])
+    def __post_init__(self) -> None:
+        self._marks = [mark for _, mark in symbols(self.tokens[: self.prompt], self.media)]
+
+    def symbols(self, begin: int, end: int) -> list[Symbol]:
+        """Its content there, as far as it is known."""
+        end = min(end, len(self.tokens))
+        return [
+            (self.tokens[at], self._marks[at] if at < self.prompt else None)
+            for at in range(begin, end)
+        ]
+
+    def comparable(self, begin: int, end: int) -> list[Symbol]:
+        """The same, up to the first image that is equal to nothing."""
+        found: list[Symbol] = []
+        for symbol in self.symbols(begin, end):
+            if isinstance(symbol[1], Nameless):
+                break
+            found.append(symbol)
+        return found
+
+    def path(self, end: int) -> Path:
+        """Content of its first so many tokens."""
+        return self.tenant, self.salt, tuple(self.symbols(0, end))
+
+    def shows_image(self, begin: int, end: int) -> bool:
+        """Whether a token of an image lies there."""
+        return any(at in range(begin, end) for s in self.media for at in range(s.first, s.end))
 
 
 class NaiveBlocks:
@@ -89,7 +145,7 @@ class NaiveBlocks:
         *,
         prefix_cache: bool,
         colliding: bool,
-        choose: Callable[[], tuple[Path, int] | None],
+        choose: Callable[[], tuple[Name, int] | None],
     ) -> None:
         """``colliding``: every content has the same key, so that only one block can be indexed.
 
@@ -102,6 +158,8 @@ class NaiveBlocks:
         self._colliding = colliding
         self.indexed: list[NaiveBlock] = []
         """In order of insertion."""
+        self.offered: list[NaiveBlock] = []
+        """Blocks that are not full, of which others may find the beginning."""
         self.sequences: list[NaiveSequence] = []
         """Whose blocks count."""
         self._clock = 0
@@ -110,7 +168,7 @@ class NaiveBlocks:
 
     def everything(self) -> list[NaiveBlock]:
         """Each block once."""
-        found = list(self.indexed)
+        found = self.indexed + self.offered
         for sequence in self.sequences:
             found += [b for b in sequence.blocks if b not in found]
         return found
@@ -144,14 +202,22 @@ class NaiveBlocks:
 
     def children(self, block: NaiveBlock) -> list[NaiveBlock]:
         """Blocks whose content is this one's, continued."""
+        return [] if block.path is None else self.behind(block.path)
+
+    def behind(self, path: Path) -> list[NaiveBlock]:
+        """Blocks that go on where this content ends."""
+        begin = len(path[2])
         found: list[NaiveBlock] = []
-        for other in self.indexed:
-            if other.path is None or block.path is None or other.index != block.index + 1:
-                continue
-            tenant, salt, tokens = other.path
-            if (tenant, salt, tokens[: len(block.path[2])]) == block.path:
+        for other in self.indexed + self.offered:
+            tenant, salt, content = self._content(other)
+            if other.index * self.size == begin and (tenant, salt, content[:begin]) == path:
                 found.append(other)
         return found
+
+    def _content(self, block: NaiveBlock) -> Path:
+        content = block.path if block.path is not None else block.offer
+        assert content is not None
+        return content
 
     def refs(self, block: NaiveBlock) -> int:
         """Everything that keeps it."""
@@ -159,8 +225,9 @@ class NaiveBlocks:
 
     # what happens
 
-    def admit(self, sequence: NaiveSequence) -> None:
-        """It shares what is known and offers what is not."""
+    def admit(self, sequence: NaiveSequence, *, offers_all: bool) -> None:
+        """It shares what is known, and lets others find what is not; also its last block, which is
+        not full, if it ``offers_all`` or an image lies there."""
         if not self._prefix_cache:
             sequence.chain_open = False
         full = len(sequence.tokens) // self.size
@@ -177,43 +244,82 @@ class NaiveBlocks:
             self._index(sequence, len(sequence.blocks) - 1)
         self.cover(sequence)
         if self._prefix_cache and len(sequence.blocks) > shared:
-            self._find_sibling(sequence, shared)
+            at = shared * self.size
+            wanted = sequence.comparable(at, at + self.size)
+            if wanted:
+                sequence.sibling = self._closest(sequence, shared, wanted)
+        if sequence.chain_open and (offers_all or sequence.shows_image(full * self.size, 1 << 30)):
+            self.offer(sequence, sequence.comparable(full * self.size, len(sequence.tokens)))
 
-    def _find_sibling(self, sequence: NaiveSequence, shared: int) -> None:
-        begin = shared * self.size
-        wanted = sequence.tokens[begin : begin + self.size]
-        alike: list[tuple[NaiveBlock, int]] = []
-        for block in self.indexed:
-            if block.index != shared or block is sequence.blocks[shared] or block.path is None:
-                continue
-            tenant, salt, tokens = block.path
-            if (tenant, salt, tokens[:begin]) == sequence.path(begin):
+    def _closest(
+        self, sequence: NaiveSequence, index: int, wanted: list[Symbol]
+    ) -> tuple[NaiveBlock, int] | None:
+        """Another block than its own there that begins so, for the most tokens; and how many."""
+        begin = index * self.size
+        alike: dict[Name, tuple[NaiveBlock, int]] = {}
+        for block in self.behind(sequence.path(begin)):
+            if block is not sequence.blocks[index]:
                 common = 0
-                while wanted[: common + 1] == list(tokens[begin : begin + common + 1]):
-                    common += 1
-                    if common == len(wanted):
+                for mine, its in zip(wanted, self._content(block)[2][begin:], strict=False):
+                    if mine != its:
                         break
-                alike.append((block, common))
+                    common += 1
+                assert (block.maker, block.index) not in alike
+                alike[block.maker, block.index] = block, common
         if not alike:
-            return
-        most, chosen = max(common for _, common in alike), self._choose()
+            return None
+        most, chosen = max(common for _, common in alike.values()), self._choose()
         if chosen is None:
             assert not most, "a sibling was overlooked"
-            return
-        block = self.find(chosen[0])
-        assert block is not None
-        assert (block, chosen[1]) in alike
-        assert chosen[1] == most, "another has more in common"
-        sequence.sibling = (block, most)
+            return None
+        block, common = alike[chosen[0]]
+        assert chosen[1] == common == most, "another has more in common"
+        return block, common
+
+    def extent(self, block: NaiveBlock) -> int:
+        """Its first tokens that others may copy."""
+        if not block.valid:
+            return 0
+        return self.size if block.path is not None else block.written
 
     def usable(self, sequence: NaiveSequence, resume: int) -> tuple[NaiveBlock, int] | None:
-        """Its sibling, if it goes on just there and earlier passes wrote it."""
+        """Its sibling, if it goes on just there, as far as earlier passes wrote it."""
         if sequence.sibling is None:
             return None
         block, common = sequence.sibling
-        if block.index * self.size != resume or not block.valid or block.path is None:
-            return None
-        return block, common
+        common = min(common, self.extent(block))
+        return (block, common) if common and block.index * self.size == resume else None
+
+    def offer(self, sequence: NaiveSequence, content: list[Symbol]) -> None:
+        """Others may find so much of its first block that is not indexed."""
+        chained = self.chained(sequence)
+        if content:
+            block = sequence.blocks[chained]
+            block.offer = sequence.path(chained * self.size + len(content))
+            self.offered.append(block)
+
+    def withdraw(self, block: NaiveBlock) -> None:
+        """Nobody finds its beginning any more."""
+        if block.offer is not None:
+            block.offer, block.written = None, 0
+            self.offered.remove(block)
+
+    def keep_tail(self, sequence: NaiveSequence, written: int, *, generated: bool) -> None:
+        """What it leaves of its last block, unless another has all of it."""
+        at = self.chained(sequence)
+        if not sequence.chain_open or at >= len(sequence.blocks) or not sequence.blocks[at].valid:
+            return
+        block, begin = sequence.blocks[at], at * self.size
+        offered = 0 if block.offer is None else len(block.offer[2]) - begin
+        own = len(sequence.comparable(begin, written)) if generated else 0
+        content = sequence.symbols(begin, begin + max(own, offered))
+        found = self._closest(sequence, at, content) if content else None
+        if found is not None and found[1] == len(content) and self.extent(found[0]) >= found[1]:
+            self.withdraw(block)
+        elif own > offered:
+            self.withdraw(block)
+            self.offer(sequence, content)
+            block.written = own
 
     def copy(self, sequence: NaiveSequence, source: NaiveBlock) -> None:
         """It goes on with what another computed."""
@@ -234,7 +340,7 @@ class NaiveBlocks:
 
     def extend(self, sequence: NaiveSequence) -> NaiveBlock:
         """One private block more."""
-        block = NaiveBlock(len(sequence.blocks), [sequence])
+        block = NaiveBlock(len(sequence.blocks), [sequence], sequence.number)
         sequence.blocks.append(block)
         return block
 
@@ -246,8 +352,10 @@ class NaiveBlocks:
             self._index(sequence, i)
 
     def _index(self, sequence: NaiveSequence, i: int) -> None:
+        self.withdraw(sequence.blocks[i])
         path = sequence.path((i + 1) * self.size)
-        if self.find(path) is not None or (self._colliding and self.indexed):
+        nameless = len(sequence.comparable(0, len(path[2]))) < len(path[2])
+        if nameless or self.find(path) is not None or (self._colliding and self.indexed):
             sequence.chain_open = False
             return
         sequence.blocks[i].path = path
@@ -259,7 +367,7 @@ class NaiveBlocks:
             block.holders.remove(sequence)
             if block.holders or not block.memory:
                 continue
-            if block.path is not None and block.valid:
+            if self._found(block) and block.valid:
                 self._clock += 1
                 block.last_use = self._clock
             else:
@@ -270,16 +378,25 @@ class NaiveBlocks:
 
     def take_memory(self, block: NaiveBlock) -> None:
         """Its content is gone."""
-        block.memory = block.valid = False
-        block.publisher = 0
+        block.memory = False
+        self._distrust(block)
+
+    def _distrust(self, block: NaiveBlock) -> None:
+        block.valid = False
+        block.publisher = block.written = 0
         block.origins = frozenset()
+
+    def _found(self, block: NaiveBlock) -> bool:
+        return block.path is not None or block.offer is not None
 
     def sweep(self) -> None:
         """What nothing keeps is gone."""
-        while gone := [b for b in self.indexed if not self.refs(b)]:
+        while gone := [b for b in self.indexed + self.offered if not self.refs(b)]:
             for block in gone:
-                self.indexed.remove(block)
-                block.path = None
+                if block.path is not None:
+                    self.indexed.remove(block)
+                    block.path = None
+                self.withdraw(block)
 
     def poisoned_by(self, sequence: NaiveSequence) -> list[NaiveBlock]:
         """What it computed, and everything that was made from that."""
@@ -287,7 +404,7 @@ class NaiveBlocks:
         for other in self.sequences:
             if sequence.number in other.origins:
                 bad += [b for b in other.blocks if sequence.number in b.origins and b not in bad]
-        for block in self.indexed:
+        for block in self.indexed + self.offered:
             made = block.publisher == sequence.number or sequence.number in block.origins
             if made and block not in bad:
                 bad.append(block)
@@ -297,8 +414,6 @@ class NaiveBlocks:
 
     def invalidate(self, block: NaiveBlock) -> None:
         """Its content is not to be believed; without a holder it is no use at all."""
-        block.valid = False
-        block.publisher = 0
-        block.origins = frozenset()
+        self._distrust(block)
         if not block.holders:
             self.take_memory(block)

@@ -7,11 +7,11 @@ everybody again, and undoes a failed grant by putting everything back as it was.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headrace_engine.scheduler.reasons import Reason
 from headrace_engine.scheduler.settings import SchedulerSettings
-from support.naive_blocks import NaiveBlock, NaiveBlocks, NaiveSequence, Path
+from support.naive_blocks import NaiveBlock, NaiveBlocks, NaiveSequence, Name
 
 
 @dataclass(eq=False)
@@ -63,7 +63,7 @@ class NaiveEngine:
         self,
         settings: SchedulerSettings,
         fails: Callable[[int, int], bool],
-        choose: Callable[[], tuple[Path, int] | None],
+        choose: Callable[[], tuple[Name, int] | None],
         *,
         colliding: bool,
     ) -> None:
@@ -89,6 +89,7 @@ class NaiveEngine:
         """Of all others that wait."""
         self.evictions = self.preemptions = self.copied = 0
         self.ended: dict[tuple[int, int], str] = {}
+        self._now_s = 0.0
         self._numbers = 0
         self._flights: list[tuple[int, list[NaiveSequence], int]] = []
         self._decode_order: list[NaiveSequence] = []
@@ -121,9 +122,12 @@ class NaiveEngine:
         """Whether a step would do anything."""
         return bool(self.door or self.everybody or self._flights)
 
-    def step(self) -> None:
-        """Pop, accept, cancel, retire, schedule, fail the stalled head, hand over, take, update, retire."""
+    def step(self, now_s: float) -> None:
+        """Pop, accept, cancel, expire, retire, schedule, fail the stalled head, hand over, take, update,
+        retire. Nothing of it takes time."""
+        self._now_s = now_s
         self._pop()
+        self._expire()
         self._retire()
         self.plan = self._schedule()
         self._fail_stalled_head()
@@ -172,6 +176,15 @@ class NaiveEngine:
                 ):
                     self._end(sequence, "cancelled")
 
+    def _expire(self) -> None:
+        late = [
+            (s.deadline_s, s.number, s)
+            for s in self.everybody
+            if s.deadline_s is not None and s.deadline_s <= self._now_s and s.status != "ended"
+        ]
+        for _, _, sequence in sorted(late, key=lambda each: each[:2]):
+            self._end(sequence, "deadline")
+
     def _enter(self, sequence: NaiveSequence) -> None:
         self._numbers += 1
         sequence.number = self._numbers
@@ -218,14 +231,23 @@ class NaiveEngine:
             written = sequence.planned if sequence.has_slot else sequence.filled
             if sequence.has_slot:
                 self._free_row(sequence)
+            if sequence.trusted is not None:
+                written = min(written, sequence.trusted)
             if self.settings.prefix_cache:
+                written = self._may_stay(sequence, written)
                 self.blocks.publish(sequence, written)
+                generated = self.settings.cache_generation == "all"
+                self.blocks.keep_tail(sequence, written, generated=generated)
             self.blocks.leave(sequence)
             present = self._present()
             if not present:
                 self._counters.clear()
             elif sequence.tenant not in present:
                 self._forget(sequence.tenant, min(present.values()))
+
+    def _may_stay(self, sequence: NaiveSequence, written: int) -> int:
+        none = self.settings.cache_generation == "none"
+        return min(written, sequence.prompt) if none else written
 
     def _forget(self, tenant: str, least: float) -> None:
         if self._counters[tenant] <= least:
@@ -250,7 +272,8 @@ class NaiveEngine:
         if self.free_slots:
             for sequence in self.waiting()[: self.settings.plan_window]:
                 if not sequence.blocks:
-                    self.blocks.admit(sequence)
+                    offers_all = self.settings.cache_prompt == "all"
+                    self.blocks.admit(sequence, offers_all=offers_all)
                 self.blocks.cover(sequence)
         self._losers: list[NaiveSequence] = []
         self._producers: list[tuple[NaiveBlock, NaiveSequence]] = []
@@ -274,6 +297,13 @@ class NaiveEngine:
             for tenant in order:
                 if tenant not in present:
                     self._forget(tenant, min(present.values(), default=0.0))
+        if quantum and self.settings.ageing_s is not None:
+            for sequence in self.everybody:
+                while sequence.status == "waiting" and sequence.band:
+                    steps = sequence.asked_band - sequence.band + 1
+                    if self._now_s < sequence.arrived_s + steps * self.settings.ageing_s:
+                        break
+                    sequence.band -= 1
 
     # memory
 
@@ -281,7 +311,7 @@ class NaiveEngine:
         """A block for each that stands at the end of its own. Returns who got one."""
         size = self.settings.block_tokens
         crossers = [s for s in rows if s.planned >= size * sum(b.memory for b in s.blocks)]
-        if self.blocks.free < len(crossers):
+        if self.blocks.free + len(self.blocks.cached()) < len(crossers):
             crossers.sort(key=self.rank)
         got: list[NaiveSequence] = []
         for sequence in crossers:
@@ -332,14 +362,15 @@ class NaiveEngine:
     def _take_all(self, taker: NaiveSequence, source: NaiveBlock | None) -> bool:
         """Memory for everything it knows, while ``source`` keeps its own; or all stays as it was."""
         needed = -(-len(taker.tokens) // self.settings.block_tokens)
-        before = [(b, b.memory, b.valid, b.publisher, b.origins) for b in self.blocks.everything()]
+        before = [(b, replace(b)) for b in self.blocks.everything()]
         losers, evictions, kept = list(self._losers), self.evictions, list(self._kept)
         if source is not None:
             self._kept.append(source)
         for block in [b for b in taker.blocks[:needed] if not b.memory]:
             if not self._take(taker, block):
-                for b, memory, valid, publisher, origins in before:
-                    b.memory, b.valid, b.publisher, b.origins = memory, valid, publisher, origins
+                for b, was in before:
+                    b.memory, b.valid, b.written = was.memory, was.valid, was.written
+                    b.publisher, b.origins = was.publisher, was.origins
                 self._losers, self.evictions, self._kept = losers, evictions, kept
                 return False
         return True
@@ -500,7 +531,7 @@ class NaiveEngine:
         self._producers += [
             (b, sequence)
             for b in self._range(sequence, begin, end)
-            if b.path is not None and not b.valid
+            if b.offer is not None or (b.path is not None and not b.valid)
         ]
 
     # commit and update
@@ -512,22 +543,23 @@ class NaiveEngine:
             if sequence.running:
                 self._pause(sequence, None)
         rows = [s for s in rows if s not in self._losers]
+        chunks = [c for c in chunks if c.sequence not in self._losers]
+        for chunk in chunks:
+            if chunk.source is not None:
+                self.blocks.copy(chunk.sequence, chunk.source)
+                self.copied += chunk.begin - chunk.source.index * self.settings.block_tokens
         for sequence in crossers:
             if sequence not in self._losers:
                 sequence.blocks[-1].valid = True
                 sequence.blocks[-1].publisher = sequence.number
                 if sequence.origins:
                     sequence.blocks[-1].origins = frozenset(sequence.origins)
-                self.blocks.publish(sequence, sequence.planned)
+                self.blocks.publish(sequence, self._may_stay(sequence, sequence.planned))
         for sequence in rows:
             sequence.planned += 1
             sequence.sampled += 1
             sequence.inflight += 1
-        chunks = [c for c in chunks if c.sequence not in self._losers]
         for chunk in chunks:
-            if chunk.source is not None:
-                self.blocks.copy(chunk.sequence, chunk.source)
-                self.copied += chunk.begin - chunk.source.index * self.settings.block_tokens
             self._commit_chunk(chunk)
         return NaivePlan(rows, sorted(chunks, key=lambda c: not c.generates))
 
@@ -541,6 +573,10 @@ class NaiveEngine:
         sequence.planned = sequence.charged = chunk.end
         sequence.inflight += 1
         for block in self._range(sequence, chunk.begin, chunk.end):
+            if block.offer is not None:
+                offered = len(block.offer[2])
+                reached = min(offered, chunk.end) - block.index * self.settings.block_tokens
+                block.written = max(block.written, reached)
             if sequence.origins and not (block.path is not None and block.valid):
                 block.origins = frozenset(sequence.origins)
             full = (block.index + 1) * self.settings.block_tokens <= chunk.end
@@ -580,9 +616,14 @@ class NaiveEngine:
         for sequence in rows:
             sequence.inflight -= 1
         sampled = rows[:sampling]
-        failed = [s for i, s in enumerate(sampled) if s.live and self._fails(pass_id, i)]
-        for sequence in failed:
-            self._fail(sequence)
+        failed = [s for i, s in enumerate(sampled) if self._fails(pass_id, i)]
+        lives = [s for s in failed if s.live]
+        ended = [s for s in failed if s.status == "ended"]
+        for sequence in lives:
+            self._end(sequence, "numeric")
+            self._poison(sequence)
+        for sequence in ended:
+            self._poison(sequence)
         for sequence in [s for s in sampled if s.live]:
             index = len(sequence.tokens) - sequence.prompt
             token = sequence.future.pop(0)
@@ -592,8 +633,7 @@ class NaiveEngine:
             elif len(sequence.tokens) >= sequence.limit:
                 self._end(sequence, "length")
 
-    def _fail(self, sequence: NaiveSequence) -> None:
-        self._end(sequence, "numeric")
+    def _poison(self, sequence: NaiveSequence) -> None:
         sequence.chain_open = False
         size = self.settings.block_tokens
         bad = self.blocks.poisoned_by(sequence)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from headrace_contracts.codes import FinishReason
 from headrace_engine.executor.echo import EchoExecutor
-from support.engine import Rig, TokenExactExecutor
+from headrace_engine.scheduler.journal import Journal
+from headrace_engine.scheduler.journal_replay import Replayer
+from support.engine import Rig, TokenExactExecutor, true_tokens
 
 
 @pytest.mark.rule("loop.columns")
@@ -64,3 +67,45 @@ def test_a_batch_of_partial_prompts_delivers_nothing() -> None:
     rig.run()
     assert np.array_equal(rig.tokens(handle), rig.tokens(handle)[:1])
     rig.assert_true(handle)
+
+
+@pytest.mark.rule("cache.poison-spreads")
+def test_a_row_that_fails_after_its_request_was_cancelled_leaves_nothing_that_others_read() -> None:
+    journal = Journal()
+    executor = TokenExactExecutor()
+    rig = Rig(executor=executor, journal=journal, phases=2)
+    prompt = [1, 2, 3, 4, 5]
+    executor.fail_rows.add((1, 0))
+    first = rig.push(prompt, 6)
+    rig.step()
+    second = rig.push(prompt, 6)
+    rig.cancel(first)
+    rig.run()
+    assert rig.reason(first) is FinishReason.CANCELLED
+    third = rig.push(prompt, 6)
+    rig.run()
+    for handle in (second, third):
+        assert len(rig.tokens(handle)) == 6
+        rig.assert_true(handle)
+    rig.assert_idle()
+    journal.flush()
+    (segment,) = journal.segments
+    assert Replayer(segment).run().difference is None
+
+
+@pytest.mark.rule("cache.poison-spreads")
+def test_an_overshoot_row_that_fails_does_not_stay_as_the_last_block_of_its_sequence() -> None:
+    prompt = [1, 2, 3, 4, 5]
+    said = true_tokens(prompt, 3)
+    executor = TokenExactExecutor()
+    rig = Rig(executor=executor, phases=2)
+    # Pass 1 gives the first token, 2 the second, which ends it; pass 3 is in flight then.
+    executor.fail_rows.add((3, 0))
+    first = rig.push(prompt, 9, stop_token_ids=frozenset([said[1]]))
+    rig.run()
+    assert rig.reason(first) is FinishReason.STOP
+    assert len(executor.batches) == 3
+    second = rig.push([*prompt, *said[:2], 7, 7], 4)
+    rig.run()
+    rig.assert_true(second)
+    rig.assert_idle()

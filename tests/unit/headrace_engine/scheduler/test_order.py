@@ -171,19 +171,56 @@ def test_thousands_of_tenants_that_arrive_at_once_get_their_places_together() ->
 @pytest.mark.rule("order.ageing")
 def test_who_waits_long_moves_up_a_band_after_each_time() -> None:
     order = TotalOrder({})
-    line = WaitingLine(order)
+    line = WaitingLine(order, ageing_s=10.0)
     old, young = make(1, band=2, arrived_s=0.0), make(2, band=2, arrived_s=8.0)
     urgent = make(3, band=1, arrived_s=9.0)
     for sequence in (old, young, urgent):
         order.enter(sequence)
         line.add(sequence)
-    line.age(10.0, 10.0)
+    assert not line.age(9.9)
+    assert line.age(10.0)
+    assert not line.age(10.0)
     assert order.band(old) == 1
     assert order.band(young) == 2
     assert numbers(line) == [1, 3, 2]
-    line.age(20.0, 10.0)
+    assert line.age(20.0)
     assert order.band(old) == 0
     assert order.band(young) == 1
     line.remove(old)
     order.leave(old)
     assert len(line) == 2
+
+
+@pytest.mark.rule("order.ageing")
+def test_one_that_came_in_a_lesser_band_does_not_hold_up_those_behind_it() -> None:
+    order = TotalOrder({})
+    line = WaitingLine(order, ageing_s=10.0)
+    lesser, behind = make(1, band=2, arrived_s=0.0), make(2, band=1, arrived_s=5.0)
+    for sequence in (lesser, behind):
+        order.enter(sequence)
+        line.add(sequence)
+    line.age(16.0)
+    assert (order.band(lesser), order.band(behind)) == (1, 0)
+    assert numbers(line) == [2, 1]
+
+
+@pytest.mark.rule("order.ageing")
+def test_who_runs_or_has_left_does_not_age_and_who_waits_again_ages_once() -> None:
+    order = TotalOrder({})
+    line = WaitingLine(order, ageing_s=10.0)
+    runs, gone, again = (make(number, band=2, arrived_s=0.0) for number in (1, 2, 3))
+    for sequence in (runs, gone, again):
+        order.enter(sequence)
+        line.add(sequence)
+        line.remove(sequence)
+    order.leave(gone)
+    line.add(again)
+    line.add(other := make(4, band=2, arrived_s=9.0))
+    line.age(10.0)
+    assert order.band(runs) == 2
+    assert order.band(again) == 1
+    assert order.band(other) == 2
+    line.age(35.0)
+    assert order.band(again) == 0, "two times have passed"
+    assert not line.age(99.0)
+    assert order.band(again) == 0

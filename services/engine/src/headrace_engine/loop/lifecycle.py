@@ -196,6 +196,11 @@ class Lifecycle:
         else:
             self._scheduler.end(sequence, now_s)
 
+    def disown(self, sequence: Sequence, now_s: float) -> None:
+        """One that has ended turns out to have computed what is wrong: none of that stays."""
+        if sequence.end_code is not Code.NUMERIC_FAILURE:  # else it is done
+            self._scheduler.disown(sequence, now_s)
+
     def forget(self, gone: list[Sequence]) -> None:
         """Sequences were released."""
         for sequence in gone:

@@ -17,7 +17,7 @@ from headrace_engine.loop.lifecycle import Lifecycle
 from headrace_engine.loop.outputs import OutputBuilder
 from headrace_engine.scheduler.residents import Residents
 from headrace_engine.state.batch import BatchData, BatchOutput
-from headrace_engine.state.sequence import Sequence
+from headrace_engine.state.sequence import Sequence, Status
 
 
 def update_batch(
@@ -44,7 +44,9 @@ def update_batch(
     failed = batch.output.failed
     if failed.any():
         # Before tokens are given: who fails may have poisoned other rows of this very batch.
-        for sequence in residents.at(slots[failed & columns.live[slots]]):
+        lives = columns.live[slots]
+        ended = [s for s in residents.at(slots[failed & ~lives]) if s.status is Status.ENDED]
+        for sequence in residents.at(slots[failed & lives]):
             lifecycle.end(
                 sequence,
                 FinishReason.ERROR,
@@ -52,6 +54,8 @@ def update_batch(
                 code=Code.NUMERIC_FAILURE,
                 message="the model's output was not finite",
             )
+        for sequence in ended:
+            lifecycle.disown(sequence, now_s)
     live = columns.live[slots]
     rows = None if live.all() else live.nonzero()[0]
     return _give_tokens(

@@ -10,6 +10,7 @@ A record is a tuple. Its first element says what it is:
 
     ("a", now_s, Arrival)                   a sequence begins to wait
     ("e", now_s, number, reason, failed, generated)   it has its end; failed: its numbers were wrong
+    ("x", now_s, number)                    one that had ended turned out to have computed what is wrong
     ("r", now_s)                            what ended is released, as far as nothing is in flight
     ("p", now_s, hash, decode, packed)      a pass: slots that decode (None: as in the pass before)
                                             and everything else of the plan, see ``pack``
@@ -165,6 +166,10 @@ class Journal:
         reason = "" if sequence.end_reason is None else sequence.end_reason.name
         generated = sequence.length - sequence.prompt_tokens
         self._put(("e", now_s, sequence.number, reason, failed, generated), 150)
+
+    def disowned(self, number: int, now_s: float) -> None:
+        """The numbers of a sequence that had ended were wrong."""
+        self._put(("x", now_s, number), 100)
 
     def retired(self, now_s: float) -> None:
         """Something may be released."""

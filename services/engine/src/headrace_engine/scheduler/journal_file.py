@@ -31,7 +31,7 @@ from headrace_engine.scheduler.journal import Arrival, Journal, Origin, Record, 
 from headrace_engine.scheduler.settings import SchedulerSettings
 
 VERSION: Final = 3
-_EVENTS: Final = {"a": 3, "e": 6, "r": 2, "p": 5, "d": 2, "c": 2, "k": 2, "l": 2, "s": 2}
+_EVENTS: Final = {"a": 3, "e": 6, "x": 3, "r": 2, "p": 5, "d": 2, "c": 2, "k": 2, "l": 2, "s": 2}
 """Kinds of records, and how many elements each has at least."""
 
 

@@ -203,13 +203,15 @@ class Replayer:
 
     def _feed(self, record: Record, result: Replayed) -> None:
         kind = record[0]
-        if self._landed is not None and not (kind == "e" and record[4]):
+        if self._landed is not None and not (kind == "x" or (kind == "e" and record[4])):
             give_tokens(self._landed, self.scheduler.residents, self.contents.of)
             self._landed = None
         if kind == "a":
             self._accept(record[1], record[2])
         elif kind == "e":
             self._end(*record[1:])
+        elif kind == "x":
+            self.scheduler.disown(self.scheduler.residents.sequences[record[2]], record[1])
         elif kind == "r":
             self.scheduler.retire(record[1])
         elif kind == "d":

@@ -165,12 +165,17 @@ class WaitingLine:
     Looking at the first few costs nothing for the thousands behind them.
     """
 
-    __slots__ = ("_count", "_lines", "_order")
+    __slots__ = ("_ageing_s", "_count", "_due", "_lines", "_order")
 
-    def __init__(self, order: TotalOrder) -> None:
+    def __init__(self, order: TotalOrder, ageing_s: float | None = None) -> None:
+        """After each ``ageing_s`` a sequence moves up a band; None: it never does."""
         self._order = order
+        self._ageing_s = ageing_s
         self._lines: dict[int, dict[str, list[Sequence]]] = {}
         self._count = 0
+        self._due: list[tuple[float, int, Sequence]] = []
+        """When a sequence moves up, if it still waits then, by time. In one line stand sequences that
+        came in different bands, so that the oldest need not be the first."""
 
     def __len__(self) -> int:
         return self._count
@@ -184,11 +189,12 @@ class WaitingLine:
 
     def add(self, sequence: Sequence) -> None:
         """It begins to wait; one that comes back stands before those that arrived later."""
-        line = self._lines.setdefault(self._order.band(sequence), {}).setdefault(
-            sequence.request.tenant, []
-        )
+        band = self._order.band(sequence)
+        line = self._lines.setdefault(band, {}).setdefault(sequence.request.tenant, [])
         insort(line, sequence, key=_number)
         self._count += 1
+        if self._ageing_s is not None and band:
+            heappush(self._due, (self._due_s(sequence, band), sequence.number, sequence))
 
     def remove(self, sequence: Sequence) -> None:
         """It runs, or has ended."""
@@ -203,19 +209,29 @@ class WaitingLine:
                 del self._lines[band]
         self._count -= 1
 
-    def age(self, now_s: float, ageing_s: float) -> None:
-        """Moves those up a band that have waited long enough; each line is oldest first."""
-        for band in sorted(self._lines):
-            if band == 0:
-                continue
-            for line in list(self._lines[band].values()):
-                for sequence in list(line):
-                    raised = sequence.request.band - band + 1
-                    if now_s - sequence.arrived_s < ageing_s * raised:
-                        break
-                    self.remove(sequence)
-                    self._order.raise_band(sequence)
-                    self.add(sequence)
+    def age(self, now_s: float) -> bool:
+        """Moves those up that have waited long enough. True if there were any."""
+        moved = False
+        while self._due and self._due[0][0] <= now_s:
+            sequence = heappop(self._due)[2]
+            # It may run, have ended, or have moved up and stand here twice, having waited again.
+            band = self._order.band(sequence)
+            if self._stands(sequence, band) and band and self._due_s(sequence, band) <= now_s:
+                self.remove(sequence)
+                self._order.raise_band(sequence)
+                self.add(sequence)
+                moved = True
+        return moved
+
+    def _due_s(self, sequence: Sequence, band: int) -> float:
+        """When it moves up from ``band``."""
+        assert self._ageing_s is not None
+        return sequence.arrived_s + self._ageing_s * (sequence.request.band - band + 1)
+
+    def _stands(self, sequence: Sequence, band: int) -> bool:
+        line = self._lines.get(band, {}).get(sequence.request.tenant, ())
+        at = bisect_left(line, sequence.number, key=_number)
+        return at < len(line) and line[at] is sequence
 
 
 def _number(sequence: Sequence) -> int:

@@ -67,7 +67,7 @@ class Residents:
         self.pool = pool
         self.columns = SequenceColumns(settings.max_batch, settings.block_tokens)
         self.order = TotalOrder(settings.tenant_weights)
-        self.waiting = WaitingLine(self.order)
+        self.waiting = WaitingLine(self.order, settings.ageing_s)
         self.reasons = ReasonBook()
         self.counters = Counters()
         self.sequences: dict[int, Sequence] = {}

@@ -136,9 +136,21 @@ class Scheduler:
         """
         if self.journal is not None:
             self.journal.ended(sequence, now_s, failed=True)
-        holder = self.residents.hold(sequence)
+        self.residents.hold(sequence)
         self._plans.pop(sequence.number, None)
         self.residents.end(sequence, now_s)
+        self._spread(sequence, now_s)
+
+    def disown(self, sequence: Sequence, now_s: float) -> None:
+        """As ``fail``, of a sequence that has ended, and has a batch in flight or had just now."""
+        assert sequence.status is Status.ENDED
+        if self.journal is not None:
+            self.journal.disowned(sequence.number, now_s)
+        self._spread(sequence, now_s)
+
+    def _spread(self, sequence: Sequence, now_s: float) -> None:
+        """Nothing that it computed, or that was made of that, is trusted."""
+        holder = self.residents.holders[sequence.number]
         holder.chain = None
         holders = self.residents.holders.values()
         for number, cut in invalidate_published(self.pool, holder, holders).items():
@@ -207,8 +219,7 @@ class Scheduler:
             residents.charge_decodes()
         if (quantum or residents.order.arrived) and residents.order.settle():
             residents.forget_claimants()
-        if quantum and settings.ageing_s is not None:
-            residents.waiting.age(now_s, settings.ageing_s)
+        if quantum and residents.waiting.age(now_s):
             residents.forget_claimants()
         for sequence in residents.paused:
             residents.reasons.name(sequence.number, Reason.IN_FLIGHT, now_s)
