@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 from headrace_engine.errors import ModelRejected
+from headrace_engine.executor import cuda_sharing
 from headrace_engine.executor.base import ExecutorLimits
 from headrace_engine.executor.cpu import CpuExecutor
 from headrace_engine.executor.cuda import CudaExecutor
 from headrace_engine.model.cuda_decoder import FRESH_TOKENS
-from headrace_engine.state.batch import BatchOutput, ResolvedCopy
+from headrace_engine.state.batch import BatchData, BatchOutput, ResolvedCopy
 from support.decoding import Driver, Run
 from support.gpu import DEVICE, ON_GPU
 from support.models import save, tiny_model
@@ -113,6 +114,38 @@ def test_a_shared_prefix_is_read_and_not_written(tmp_path: Path) -> None:
     assert shared.tokens.tolist() == alone.tokens.tolist()
     again = driver.run([Run(2, 0, prompt, 0, driver.start(2, prompt))])
     assert again.tokens.tolist() == alone.tokens.tolist()
+    driver.executor.close()
+
+
+def test_rows_that_share_a_beginning_read_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not ON_GPU:  # few rows do, where each takes seconds
+        monkeypatch.setattr(cuda_sharing, "LEAST_ROWS", 3)
+        monkeypatch.setattr(cuda_sharing, "LEAST_GROUP", 2)
+    rows = cuda_sharing.LEAST_ROWS
+    found: list[bool] = []
+    real = cuda_sharing.Sharing.worth
+
+    def worth(sharing: cuda_sharing.Sharing, batch: BatchData, size: int) -> bool:
+        found.append(real(sharing, batch, size))
+        return found[-1]
+
+    monkeypatch.setattr(cuda_sharing.Sharing, "worth", worth)
+    folder = save(tiny_model("llama", num_hidden_layers=2 if ON_GPU else 1), tmp_path)
+    executor = CudaExecutor.load(str(folder), device=DEVICE, dtype=torch.float32)
+    driver = Driver(executor, slots=rows + 1, batch_tokens=128, sequence_tokens=64, pool_blocks=60)
+    prompt = PROMPTS[0]
+    first = driver.run([Run(rows, 0, prompt, 0, driver.start(rows, prompt))]).tokens.tolist()
+    alone = driver.run([Run(rows, 37, None, 1)]).tokens.tolist()
+    for slot in range(rows):
+        driver.tables[slot] = driver.tables[rows][:2]
+        start = driver.start(slot, prompt)
+        again = driver.run([Run(slot, 32, prompt[32:], 0, start, store_from=32)])
+        assert again.tokens.tolist() == first
+    together = driver.run([Run(slot, 37, None, 1) for slot in range(rows)])
+    assert found == [False, True]
+    assert together.tokens.tolist() == alone * rows
     driver.executor.close()
 
 

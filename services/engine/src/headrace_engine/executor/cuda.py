@@ -33,10 +33,17 @@ from headrace_engine.executor.cuda_memory import (
     allocating,
     measured,
 )
+from headrace_engine.executor.cuda_prefill import PrefillGraphs
 from headrace_engine.executor.cuda_sampling import CLASSES, CudaSampler, StepClass
+from headrace_engine.executor.cuda_sharing import LEAST_ROWS, Sharing
 from headrace_engine.kernels.gpu.prefill_attention import tile_tokens
 from headrace_engine.kernels.gpu.prepare import UNIT_BYTES, Message, aligned, prepare
-from headrace_engine.model.cuda_decoder import FRESH_TOKENS, CudaDecoder, MixedBatch
+from headrace_engine.model.cuda_decoder import (
+    FRESH_TOKENS,
+    CudaDecoder,
+    MixedBatch,
+    padded_tokens,
+)
 from headrace_engine.model.cuda_weights import CudaWeights, load_weights
 from headrace_engine.model.loader.formats import Progress
 from headrace_engine.model.opening import OpenedModel, open_model
@@ -44,6 +51,8 @@ from headrace_engine.state.batch import BatchData, BatchOutput, ResolvedCopy
 
 log = get_logger(__name__)
 
+_SHARED_CLASSES: Final = CLASSES[:2]
+"""Classes of which there are also steps that read a common beginning once."""
 _LADDER: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
 
@@ -83,7 +92,8 @@ class CudaExecutor:
             kv_bytes_per_token=self._token_bytes,
         )
         self._running: deque[tuple[BatchData, _Phase, int]] = deque()
-        self._graphs: dict[tuple[int, StepClass], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, StepClass, bool], torch.cuda.CUDAGraph] = {}
+        """By rows, class, and whether a common beginning is read once."""
         self._plan: MemoryPlan | None = None
 
     @classmethod
@@ -149,6 +159,7 @@ class CudaExecutor:
         try:
             with allocating("activations", device, "lower max_batch or batch_tokens"):
                 self._allocate(replace(limits, region_bytes=block_bytes))
+                captures = len(self._captured_steps()) + len(self._prefills.sizes)
                 with torch.inference_mode():
                     self._run_largest()
                     torch.cuda.synchronize(device)
@@ -162,7 +173,7 @@ class CudaExecutor:
             total, used, own = measured(device)
         finally:
             self.close()
-        graphs = replayed + GRAPH_BYTES * len(self._ladder) * len(CLASSES)
+        graphs = replayed + GRAPH_BYTES * captures
         plan = MemoryPlan(total, share, used - own, weights, activations, graphs)
         plan.check(block_bytes)
         self._plan = plan
@@ -221,11 +232,24 @@ class CudaExecutor:
             rows=limits.slots,
             block_tokens=limits.block_tokens,
         )
+        tile = tile_tokens(config.heads, config.kv_heads)
+        self._prefills = PrefillGraphs(
+            self._decoder, tile=tile, tokens=limits.batch_tokens, rows=limits.slots
+        )
+        self._sharing = Sharing(
+            limits.slots + 1,
+            limits.slots,
+            blocks,
+            block_tokens=limits.block_tokens,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            device=self._device,
+        )
         self._sampler = CudaSampler(limits.slots + 1, limits.slots, config.vocabulary, self._device)
-        tokens = max(limits.batch_tokens, limits.slots)
+        tokens = padded_tokens(max(limits.batch_tokens, limits.slots))
         rows = aligned(limits.slots)
         self._message = Message(rows, aligned(rows + blocks * limits.slots), aligned(tokens))
-        tiles = limits.slots + -(-tokens // tile_tokens(config.heads, config.kv_heads))
+        tiles = limits.slots + -(-tokens // tile)
         words = self._message.size + 2 * rows + aligned(2 * tiles)
         self._phases = [self._phase(words) for _ in range(limits.phases)]
         # A decode step sends only what lies before the updates' capacity is used up.
@@ -266,13 +290,15 @@ class CudaExecutor:
             torch.cuda.synchronize(self._device)
         self._graphs.clear()
         self._running.clear()
-        for name in ("_decoder", "_sampler", "_phases", "_table", "_region", "_inbox"):
+        made = "_decoder _prefills _sharing _sampler _phases _table _region _inbox"
+        for name in made.split():
             self.__dict__.pop(name, None)
         if self._on_gpu:
             torch.cuda.empty_cache()
 
     def _submit(self, batch: BatchData) -> None:
         phase = self._phases[batch.phase]
+        self._sharing.applied(batch)
         self._copy(batch.restores)
         self._sampler.start(batch.starts)
         step = self._sampler.class_of(batch)
@@ -289,21 +315,24 @@ class CudaExecutor:
 
     def _decode(self, batch: BatchData, phase: _Phase, step: StepClass) -> None:
         rows = batch.rows
-        size = next(size for size in self._ladder if size >= rows)
+        size = self._size_of(rows)
         message = self._decode_message
         self._fill(phase.words, message, batch)
         used = message.host_tokens + rows
         # Graphs read one inbox; phases take turns in it, in stream order.
         self._inbox[:used].copy_(phase.host[:used], non_blocking=True)
+        shared = step in _SHARED_CLASSES and self._sharing.worth(batch, size)
         if self._on_gpu:
-            self._graphs[size, step].replay()
+            self._graphs[size, step, shared].replay()
         else:
-            self._decode_step(self._inbox, size, step)
+            self._decode_step(self._inbox, size, step, shared=shared)
 
-    def _decode_step(self, inbox: Tensor, size: int, step: StepClass) -> None:
+    def _decode_step(
+        self, inbox: Tensor, size: int, step: StepClass, *, shared: bool = False
+    ) -> None:
         message = self._decode_message
         self._prepare(message, inbox, rows=size, longest=1, updates=message.updates)
-        logits = self._decoder.decode(size)
+        logits = self._decoder.decode(size, self._sharing.rows(size) if shared else None)
         samples = inbox[message.samples : message.samples + size]
         self._sampler.choose(
             logits, step, self._decoder.every_row[:size], self._decoder.columns.slots, samples
@@ -315,12 +344,23 @@ class CudaExecutor:
         offsets = batch.token_offsets
         generating = batch.generating
         lengths = batch.lengths
-        fresh_rows = (batch.begins == 0) & (lengths >= FRESH_TOKENS) & self._on_gpu
         single_rows = lengths == 1
         singles = offsets[:-1][single_rows]
-        tiles = self._tiles(offsets, lengths, ~(fresh_rows | single_rows))
+        size = padded_tokens(len(batch.tokens))
+        # A small step is a replay: its long rows attend by our kernel, like the others.
+        small = size in self._prefills.sizes and not len(singles)
+        fresh_rows = (batch.begins == 0) & (lengths >= FRESH_TOKENS) & self._on_gpu & (not small)
+        tiles = self._tiles(offsets, lengths, batch.begins, ~(fresh_rows | single_rows))
+        small = small and len(tiles) <= self._prefills.room(size)
+        if small:
+            tiles = np.concatenate(
+                [tiles, np.zeros((self._prefills.room(size) - len(tiles), 2), np.int32)]
+            )
+        # Also the output layer runs at few sizes, so that its kernels were used before.
+        wanted = np.zeros(self._size_of(generating) if generating else 0, np.int32)
+        wanted[:generating] = offsets[1 : generating + 1] - 1
         at = message.size
-        outputs, at = _append(words, at, offsets[1 : generating + 1] - 1)
+        outputs, at = _append(words, at, wanted)
         single_part, at = _append(words, at, singles)
         tile_part, at = _append(words, at, tiles.reshape(-1))
         phase.inbox[:at].copy_(phase.host[:at], non_blocking=True)
@@ -332,31 +372,47 @@ class CudaExecutor:
             longest=int(lengths.max()),
             updates=len(batch.table_slots),
         )
-        queries = inbox[outputs]
-        mixed = MixedBatch(
-            singles=inbox[single_part] if len(singles) else None,
-            tiles=inbox[tile_part].view(-1, 2) if tiles.size else None,
-            fresh=[
-                (int(offsets[row]), int(offsets[row + 1])) for row in np.flatnonzero(fresh_rows)
-            ],
-            outputs=queries,
-        )
-        logits = self._decoder.mixed(len(batch.tokens), mixed)
+        # Tokens that only fill the step up write no KV.
+        self._decoder.columns.targets[len(batch.tokens) : size].fill_(-1)
+        placed = inbox[tile_part].view(-1, 2) if tiles.size else None
+        if small and placed is not None:
+            hidden = self._prefills.run(size, placed)
+        else:
+            mixed = MixedBatch(
+                singles=inbox[single_part] if len(singles) else None,
+                tiles=placed,
+                fresh=[
+                    (int(offsets[row]), int(offsets[row + 1])) for row in np.flatnonzero(fresh_rows)
+                ],
+            )
+            hidden = self._decoder.run(size, mixed)
+        logits = self._decoder.project(hidden, inbox[outputs])[:generating]
         if generating:
+            queries = inbox[outputs][:generating]
             samples = inbox[message.samples : message.samples + generating]
             self._sampler.choose(logits, step, queries, self._decoder.columns.slots, samples)
 
+    def _size_of(self, rows: int) -> int:
+        return next(size for size in self._ladder if size >= rows)
+
     def _tiles(
-        self, offsets: NDArray[np.int32], lengths: NDArray[np.int32], wanted: NDArray[np.bool_]
+        self,
+        offsets: NDArray[np.int32],
+        lengths: NDArray[np.int32],
+        begins: NDArray[np.int32],
+        wanted: NDArray[np.bool_],
     ) -> NDArray[np.int32]:
+        """int32[tiles, 2]: first token and tokens of each. Those with most before them come first:
+        they take longest, and short ones fill the end."""
         config = self._weights.config
         step = tile_tokens(config.heads, config.kv_heads)
-        parts: list[NDArray[np.int32]] = []
+        parts = [np.zeros((0, 3), np.int32)]
         for row in np.flatnonzero(wanted):
             firsts = np.arange(0, lengths[row], step, dtype=np.int32)
             counts = np.minimum(lengths[row] - firsts, step)
-            parts.append(np.stack([firsts + offsets[row], counts], 1).astype(np.int32))
-        return np.concatenate(parts) if parts else np.zeros((0, 2), np.int32)
+            parts.append(np.stack([firsts + offsets[row], counts, firsts + begins[row]], 1))
+        tiles = np.concatenate(parts)
+        return tiles[np.argsort(-tiles[:, 2], kind="stable"), :2].astype(np.int32)
 
     def _fill(self, words: NDArray[np.int32], message: Message, batch: BatchData) -> None:
         rows, updates, tokens = batch.rows, len(batch.table_slots), len(batch.tokens)
@@ -432,13 +488,23 @@ class CudaExecutor:
 
     def _warm(self) -> None:
         """Runs every kernel once in every shape class, so that nothing is compiled later."""
-        for rows in self._ladder:
-            for step in CLASSES:
-                self._decode_step(self._inbox, rows, step)
+        for rows, step, shared in self._captured_steps():
+            self._decode_step(self._inbox, rows, step, shared=shared)
         self._decoder.warm_up()
-        for lengths in ([2], [1, 96]):
-            if sum(lengths) <= self._limits.batch_tokens and len(lengths) <= self._limits.slots:
-                self._mixed(self._idle_batch(lengths), self._phases[0], CLASSES[0])
+        lengths = [[size] for size in self._prefills.sizes] + [[1, 96]]
+        for each in lengths:
+            if sum(each) <= self._limits.batch_tokens and len(each) <= self._limits.slots:
+                self._mixed(self._idle_batch(each), self._phases[0], CLASSES[0])
+
+    def _captured_steps(self) -> list[tuple[int, StepClass, bool]]:
+        """Rows, class, and whether a common beginning is read once; of all decode steps."""
+        plain = [(rows, step, False) for rows in self._ladder for step in CLASSES]
+        return plain + [
+            (rows, step, True)
+            for rows in self._ladder
+            for step in _SHARED_CLASSES
+            if rows >= LEAST_ROWS
+        ]
 
     def _run_largest(self) -> None:
         """A step of as many tokens as may come, in the fewest rows, and one of as many rows."""
@@ -471,12 +537,12 @@ class CudaExecutor:
 
     def _capture(self) -> None:
         pool = torch.cuda.graph_pool_handle()
-        for rows in reversed(self._ladder):
-            for step in CLASSES:
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool, stream=self._stream):
-                    self._decode_step(self._inbox, rows, step)
-                self._graphs[rows, step] = graph
+        for rows, step, shared in sorted(self._captured_steps(), reverse=True):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+                self._decode_step(self._inbox, rows, step, shared=shared)
+            self._graphs[rows, step, shared] = graph
+        self._prefills.capture(self._stream, pool)
 
 
 def _append(words: NDArray[np.int32], at: int, column: NDArray[np.int32]) -> tuple[slice, int]:

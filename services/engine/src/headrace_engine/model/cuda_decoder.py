@@ -14,16 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from headrace_engine.kernels.gpu.decode_attention import (
-    MAX_SPLITS,
-    decode_attention,
-    splits_for,
-)
+from headrace_engine.kernels.gpu.decode_attention import DecodeAttention
 from headrace_engine.kernels.gpu.embed import embed_norm
 from headrace_engine.kernels.gpu.gemv import gemv
 from headrace_engine.kernels.gpu.norm import residual_norm
 from headrace_engine.kernels.gpu.prefill_attention import prefill_attention
 from headrace_engine.kernels.gpu.rope_store import rope_store
+from headrace_engine.kernels.gpu.shared_attention import (
+    SharedRows,
+    beginning_splits,
+    shared_attention,
+)
 from headrace_engine.kernels.gpu.swiglu import swiglu
 from headrace_engine.model.cuda_weights import CudaLayer, CudaWeights
 
@@ -33,6 +34,11 @@ FRESH_TOKENS: Final = 1024
 launch of our own kernel, and attention is a small part of their step."""
 _FRESH_STEP: Final = 512
 """cuDNN makes a plan for each length, 40 ms each on an H200: lengths are rounded up to this."""
+PREFILL_SIZES: Final = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
+"""Tokens of a small prefill step, which is captured, after rounding up."""
+_SIZE_STEP: Final = 128
+"""Tokens of other mixed steps are rounded up to this: cuBLAS picks a kernel by the exact count, and
+the first use of a kernel waits until the device stands still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +74,8 @@ class MixedBatch:
     """int32[count, 2]: first token and tokens of each query tile."""
     fresh: Sequence[tuple[int, int]]
     """Rows without cached context, as (first token, end): they attend within themselves."""
-    outputs: Tensor
-    """int32[generating]: the tokens whose logits are wanted."""
+    shared: SharedRows | None = None
+    """Of ``singles``, where their beginnings shall be read once."""
 
 
 class CudaDecoder:
@@ -93,11 +99,13 @@ class CudaDecoder:
         def empty(*shape: int, dtype: torch.dtype = self._dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=self._device)
 
+        tokens = padded_tokens(tokens)
+        # Tokens that only fill a step up run as what stood there last, so they begin as valid ones.
         self.columns = TokenColumns(
-            tokens=empty(tokens, dtype=torch.int32),
-            slots=empty(tokens, dtype=torch.int32),
-            positions=empty(tokens, dtype=torch.int32),
-            targets=empty(tokens, dtype=torch.int64),
+            tokens=empty(tokens, dtype=torch.int32).zero_(),
+            slots=empty(tokens, dtype=torch.int32).zero_(),
+            positions=empty(tokens, dtype=torch.int32).zero_(),
+            targets=empty(tokens, dtype=torch.int64).fill_(-1),
         )
         self._residual = empty(tokens, config.hidden)
         self._normed = empty(tokens, config.hidden)
@@ -113,49 +121,70 @@ class CudaDecoder:
         )
         self._last = empty(rows, config.hidden)
         self.logits = empty(rows, config.vocabulary, dtype=torch.float32)
-        split_rows = max(rows * splits_for(rows, config.kv_heads, self._processors), MAX_SPLITS)
-        split_rows = max(split_rows, 8 * self._processors)
-        self._partial = empty(split_rows * config.heads * config.head_dim, dtype=torch.float32)
-        self._split_weights = empty(split_rows * config.heads, dtype=torch.float32)
+        self._decode_attention = DecodeAttention(
+            self._region,
+            rows=rows,
+            layers=config.layers,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            block_tokens=block_tokens,
+            processors=self._processors,
+        )
+        lines = max(size * self._shared_splits(size) for size in range(1, rows + 1))
+        self._shared_scratch = (
+            empty(lines * config.heads * config.head_dim, dtype=torch.float32),
+            empty(lines * config.heads, dtype=torch.float32),
+        )
         self.every_row = torch.arange(rows, dtype=torch.int32, device=self._device)
 
     def warm_up(self) -> None:
-        """Makes what the first use of each prompt length would make, on the calling thread: cuDNN's
-        plans belong to a thread."""
+        """Makes what the first use of each prompt length and step size would make, on the calling
+        thread: cuDNN's plans belong to a thread."""
         if not self._on_gpu:
             return
         for length in range(FRESH_TOKENS, self._fresh.shape[0] + 1, _FRESH_STEP):
             self._attend_rounded(self._fresh[:length])
+        layer = self.weights.layers[0]
+        for size in range(PREFILL_SIZES[-1], self._normed.shape[0] + 1, _SIZE_STEP):
+            self._linear(self._normed[:size], layer.qkv, self._qkv[:size])
+            self._linear(self._attended[:size], layer.attention_output, self._delta[:size])
+            self._mlp(layer, self._normed[:size], self._delta[:size])
 
-    def decode(self, rows: int) -> Tensor:
+    def decode(self, rows: int, shared: SharedRows | None = None) -> Tensor:
         """Runs one token of each of ``rows`` rows. Returns logits ``float32[rows, vocabulary]``."""
         queries = self.every_row[:rows]
-        batch = MixedBatch(singles=queries, tiles=None, fresh=(), outputs=queries)
-        hidden = self._run(rows, batch)
+        hidden = self.run(rows, MixedBatch(singles=queries, tiles=None, fresh=(), shared=shared))
         return self._project(hidden)
 
-    def mixed(self, tokens: int, batch: MixedBatch) -> Tensor:
-        """Runs ``tokens`` tokens. Returns logits of ``batch.outputs``."""
-        hidden = self._run(tokens, batch)
-        outputs = self._last[: batch.outputs.shape[0]]
-        if outputs.shape[0]:
-            torch.index_select(hidden, 0, batch.outputs, out=outputs)
-        return self._project(outputs)
+    def normed(self, count: int) -> Tensor:
+        """Where ``run`` leaves its result."""
+        return self._normed[:count]
 
-    def _run(self, count: int, batch: MixedBatch) -> Tensor:
+    def project(self, hidden: Tensor, outputs: Tensor) -> Tensor:
+        """Logits ``float32[len(outputs), vocabulary]`` of some of the tokens that ran."""
+        chosen = self._last[: outputs.shape[0]]
+        if outputs.shape[0]:
+            torch.index_select(hidden, 0, outputs, out=chosen)
+        return self._project(chosen)
+
+    def run(self, count: int, batch: MixedBatch) -> Tensor:
+        """Runs ``count`` tokens. Returns what the output layer reads of each."""
         weights, config = self.weights, self._config
         columns = self.columns.head(count)
         residual, normed = self._residual[:count], self._normed[:count]
         delta, qkv, attended = self._delta[:count], self._qkv[:count], self._attended[:count]
         epsilon = config.norm_epsilon
         first = weights.layers[0].attention_norm
+        if batch.singles is not None:
+            self._decode_attention.plan(batch.singles, columns.slots, columns.positions)
         embed_norm(columns.tokens, weights.embedding, first, residual, normed, epsilon)
         for index, layer in enumerate(weights.layers):
             self._linear(normed, layer.qkv, qkv)
             if layer.qkv_bias is not None:
                 qkv += layer.qkv_bias
-            self._attend(index, layer, columns, batch, qkv, attended)
-            self._linear(attended, layer.attention_output, delta)
+            seen = self._attend(index, layer, columns, batch, qkv, attended)
+            self._linear(seen, layer.attention_output, delta)
             residual_norm(delta, residual, layer.mlp_norm, normed, epsilon)
             self._mlp(layer, normed, delta)
             last = index + 1 == len(weights.layers)
@@ -182,7 +211,8 @@ class CudaDecoder:
         batch: MixedBatch,
         qkv: Tensor,
         attended: Tensor,
-    ) -> None:
+    ) -> Tensor:
+        """Attention of every token; the result may lie elsewhere than in ``attended``."""
         config = self._config
         norms = None
         if layer.query_norm is not None and layer.key_norm is not None:
@@ -200,24 +230,27 @@ class CudaDecoder:
             block_tokens=self._block_tokens,
             epsilon=config.norm_epsilon,
         )
-        if batch.singles is not None:
-            rows = batch.singles.shape[0]
-            splits = splits_for(rows, config.kv_heads, self._processors)
-            decode_attention(
+        if batch.singles is not None and batch.shared is not None:
+            shared_attention(
                 qkv,
+                batch.shared,
                 batch.singles,
                 columns.slots,
                 columns.positions,
                 self._table,
                 self._region,
-                (self._partial, self._split_weights),
+                self._shared_scratch,
                 attended,
                 layer=index,
                 heads=config.heads,
                 kv_heads=config.kv_heads,
                 head_dim=config.head_dim,
                 block_tokens=self._block_tokens,
-                splits=splits,
+                splits=self._shared_splits(batch.singles.shape[0]),
+            )
+        elif batch.singles is not None:
+            self._decode_attention.attend(
+                qkv, self._table, attended, rows=batch.singles.shape[0], layer=index
             )
         if batch.tiles is not None:
             prefill_attention(
@@ -234,22 +267,29 @@ class CudaDecoder:
                 head_dim=config.head_dim,
                 block_tokens=self._block_tokens,
             )
+        if batch.fresh == [(0, qkv.shape[0])] and rounded_up(qkv.shape[0]) == qkv.shape[0]:
+            out = self._attend_rounded(qkv)
+            return out.transpose(1, 2).reshape(attended.shape)
         for first, end in batch.fresh:
             self._attend_fresh(qkv[first:end], attended[first:end])
+        return attended
 
     def _attend_fresh(self, qkv: Tensor, attended: Tensor) -> None:
         """Attention of a whole prompt within itself, by cuDNN: faster than ours, same operands.
 
-        It runs in a copy of rounded length. What follows the prompt there is zeros, which no token
-        of it sees; the neighbour's rows would do as well, but for a NaN among them.
+        Where its length is not a rounded one it runs in a copy that is. What follows the prompt
+        there is zeros, which no token of it sees; the neighbour's rows would do as well, but for a
+        NaN among them.
         """
         count = qkv.shape[0]
         length = rounded_up(count)
-        padded = self._fresh[:length]
-        padded[:count].copy_(qkv)
-        padded[count:].zero_()
+        if length > count:
+            padded = self._fresh[:length]
+            padded[:count].copy_(qkv)
+            padded[count:].zero_()
+            qkv = padded
         heads = (1, count, self._config.heads, self._config.head_dim)
-        out = self._attend_rounded(padded)
+        out = self._attend_rounded(qkv)
         attended.view(heads).copy_(out.transpose(1, 2)[:, :count])
 
     def _attend_rounded(self, qkv: Tensor) -> Tensor:
@@ -262,6 +302,10 @@ class CudaDecoder:
             return torch.nn.functional.scaled_dot_product_attention(
                 query, key, value, is_causal=True, enable_gqa=True
             )
+
+    def _shared_splits(self, rows: int) -> int:
+        config = self._config
+        return beginning_splits(rows, config.heads, config.kv_heads, self._processors)
 
     def _linear(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         if x.shape[0] <= _GEMV_ROWS:
@@ -282,6 +326,14 @@ class CudaDecoder:
         else:
             torch.mm(hidden.float(), output.float().t(), out=logits)
         return logits
+
+
+def padded_tokens(tokens: int) -> int:
+    """The size at which a mixed step of ``tokens`` tokens runs."""
+    for size in PREFILL_SIZES:
+        if size >= tokens:
+            return size
+    return -(-tokens // _SIZE_STEP) * _SIZE_STEP
 
 
 def rounded_up(tokens: int) -> int:

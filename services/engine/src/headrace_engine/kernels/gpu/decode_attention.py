@@ -1,43 +1,142 @@
-"""Paged attention of single tokens: split over the context, then combined. Safe in a graph.
+"""Paged attention of single tokens: pieces of contexts from one queue, combined where they meet.
+
+A row's context is cut into pieces of about equal size, by its own length alone. ``plan`` lists the
+pieces of all rows once a step; in every layer resident programs take (piece, key head) pairs from
+the list until it is empty, so that rows of uneven length balance. The program that finishes the
+last piece of a row and head combines them. Nothing depends on a length that the host knows: the
+launch is the same for every step of one batch size, as a graph needs it.
 
 Shapes   qkv[tokens, (heads + 2 kv_heads) head_dim], rotated queries first
          queries[rows] int32: the token of each row; slots[tokens], positions[tokens] int32
          table[slots, blocks] int64: item offset in the region of each block of a slot
-         partial[rows, heads, splits, head_dim] and weights[rows, heads, splits] float32 scratch
+         lines[region lines, head_dim]: the region, a token's key or value of one head a line
+         pieces[1 + rows * splits, 8] int32, see ``plan``
+         partial[pieces, heads, head_dim] and mass[pieces, heads] float32 scratch
          out[tokens, heads head_dim]
 Dtypes   KV and queries of one 16- or 32-bit float type; scores and sums in float32
-Order    a row's context is cut into ``splits`` runs of whole tiles by its own length alone; each
-         run is summed tile by tile, and runs are combined in order. Batch neighbours change
-         neither, as long as ``splits`` is the same
+Order    a piece is summed tile by tile, and pieces are combined in order. Batch neighbours change
+         neither, as long as ``Cut`` is the same
 Twin     reference.paged_attention; relative error below 1e-2 in bfloat16
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, OPTIONS, power_of_two
 
-MAX_SPLITS = 16
-_LOG2_E = 1.4426950408889634
+TILE: Final = 32
+"""Tokens of one step of a program, where a cache block has as many."""
+LARGEST: Final = 512
+SMALLEST: Final = 64
+"""Tokens of one piece."""
+_WORDS: Final = 8
+"""int32 of one entry of the list of pieces."""
+_STAGES: Final = 3
+_PROGRAMS: Final = 10
+"""On one multiprocessor."""
+_LOG2_E: Final = 1.4426950408889634
 
 
-@triton.jit
-def _decode_attention(
-    qkv,
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How contexts are cut, for one batch size on one device."""
+
+    tokens: int
+    """Of one piece, at most, until a row has ``most`` pieces."""
+    most: int
+    """Pieces of one row."""
+    programs: int
+    """That share the pieces."""
+
+
+def cut_for(rows: int, kv_heads: int, processors: int) -> Cut:
+    """Pieces so small that a thousand tokens a row give each program two of them, no smaller."""
+    programs = _PROGRAMS * processors
+    tokens = LARGEST
+    while tokens > SMALLEST and rows * kv_heads * 1024 < 2 * programs * tokens:
+        tokens //= 2
+    most = 16
+    while most < 128 and rows * kv_heads * most < programs:
+        most *= 2
+    return Cut(tokens, most, programs)
+
+
+@triton.jit(do_not_specialize=["rows", "largest", "most"])
+def _plan(
     queries,
     slots,
     positions,
+    firsts,
+    pieces,
+    taken,
+    rows,
+    largest,
+    most,
+    TILE: tl.constexpr,
+    LAYERS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FIRSTS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.arange(0, BLOCK)
+    real = row < rows
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    token = tl.load(queries + row, real, 0)
+    slot = tl.load(slots + token, real, 0)
+    length = tl.load(positions + token, real, -1) + 1
+    first = tl.zeros([BLOCK], tl.int32)
+    if FIRSTS:
+        first = tl.load(firsts + row, real, 0) // TILE
+    tiles = (length + TILE - 1) // TILE - first
+    count = tl.minimum((tiles * TILE + largest - 1) // largest, most)
+    size = tl.maximum((tiles + count - 1) // tl.maximum(count, 1), 1)
+    # Rounding up may leave nothing for the last ones.
+    count = (tiles + size - 1) // size
+    # Long pieces first: what is left at the end is short.
+    long = size * TILE * 2 > largest
+    longs = tl.where(long, count, 0)
+    shorts = tl.where(long, 0, count)
+    all_long = tl.sum(longs, 0)
+    begin = tl.where(long, tl.cumsum(longs, 0) - longs, all_long + tl.cumsum(shorts, 0) - shorts)
+    tl.store(pieces, all_long + tl.sum(shorts, 0))
+    tl.store(taken + tl.arange(0, LAYERS), tl.zeros([LAYERS], tl.int32))
+    for piece in range(0, tl.max(count, 0)):
+        at = pieces + (1 + begin + piece) * 8
+        mine = real & (piece < count)
+        tl.store(at, token, mine)
+        tl.store(at + 1, slot, mine)
+        tl.store(at + 2, length, mine)
+        tl.store(at + 3, first + piece * size, mine)
+        tl.store(at + 4, first + tl.minimum((piece + 1) * size, tiles), mine)
+        tl.store(at + 5, begin, mine)
+        tl.store(at + 6, count, mine)
+        tl.store(at + 7, row, mine)
+
+
+@triton.jit(do_not_specialize=["layer"])
+def _decode_attention(
+    qkv,
     table,
-    region,
+    lines,
+    pieces,
+    taken,
+    arrived,
     partial,
-    weights,
+    masses,
     out,
+    log_mass,
     table_width,
-    layer_offset,
+    layer,
     scale,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -46,170 +145,227 @@ def _decode_attention(
     HEAD_DIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     TILE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    STAGES: tl.constexpr,
+    LOG_MASS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    token = tl.load(queries + row).to(tl.int64)
-    slot = tl.load(slots + token).to(tl.int64)
-    length = tl.load(positions + token) + 1
-    tiles = tl.cdiv(length, TILE)
-    share = tl.cdiv(tiles, SPLITS)
-    first = split * share
-    last = tl.minimum(first + share, tiles)
-
     group = tl.arange(0, PADDED)
     lanes = tl.arange(0, HEAD_DIM)
     steps = tl.arange(0, TILE)
-    width = (HEADS + 2 * KV_HEADS) * HEAD_DIM
-    heads = kv_head * GROUP + group
     real = group < GROUP
-    # Keys times queries, not queries times keys: the few heads of a group are then the narrow
-    # side of the product, which may be 8 wide, and little of it is padding.
-    query = tl.load(
-        qkv + token * width + heads[None, :] * HEAD_DIM + lanes[:, None], real[None, :], 0.0
-    )
-    highest = tl.full([PADDED], float("-inf"), tl.float32)
-    mass = tl.zeros([PADDED], tl.float32)
-    total = tl.zeros([HEAD_DIM, PADDED], tl.float32)
-    head_offset = layer_offset + kv_head.to(tl.int64) * (BLOCK_TOKENS * HEAD_DIM)
-    value_offset = KV_HEADS * BLOCK_TOKENS * HEAD_DIM
-    for tile in range(first, last):
-        start = tile * TILE
-        block = tl.load(table + slot * table_width + start // BLOCK_TOKENS)
-        inside = start + steps < length
-        place = (start % BLOCK_TOKENS + steps)[:, None] * HEAD_DIM + lanes[None, :]
-        keys = region + block + head_offset
-        key = tl.load(keys + place, inside[:, None], 0.0)
-        score = tl.where(
-            inside[:, None], tl.dot(key, query, input_precision="ieee") * scale, float("-inf")
-        )
-        value = tl.load(keys + value_offset + place, inside[:, None], 0.0)
-        top = tl.maximum(highest, tl.max(score, 0))
-        shrink = tl.exp2(highest - top)
-        share_of = tl.exp2(score - top[None, :])
-        mass = mass * shrink + tl.sum(share_of, 0)
-        total = total * shrink[None, :] + tl.dot(
-            tl.trans(value), share_of.to(value.dtype), input_precision="ieee"
-        )
-        highest = top
-    if SPLITS == 1:
-        place = out + token * (HEADS * HEAD_DIM) + heads[None, :] * HEAD_DIM + lanes[:, None]
-        tl.store(place, (total / mass[None, :]).to(out.dtype.element_ty), real[None, :])
-    else:
-        at = (row * HEADS + heads) * SPLITS + split
-        empty = first >= last
-        divisor = tl.where(empty, 1.0, mass)
-        log_mass = tl.where(empty, float("-inf"), highest + tl.log2(divisor))
-        tl.store(weights + at, log_mass, real)
-        if first < last:
-            tl.store(
-                partial + at[None, :] * HEAD_DIM + lanes[:, None],
-                total / divisor[None, :],
-                real[None, :],
-            )
-
-
-@triton.jit
-def _combine(
-    queries,
-    partial,
-    weights,
-    out,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    splits = tl.arange(0, SPLITS)
-    lanes = tl.arange(0, HEAD_DIM)
+    width: tl.constexpr = (HEADS + 2 * KV_HEADS) * HEAD_DIM
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    token = tl.load(queries + row).to(tl.int64)
-    at = (row * HEADS + head) * SPLITS + splits
-    weight = tl.load(weights + at)
-    used = weight > float("-inf")
-    weight = tl.exp2(weight - tl.max(weight, 0))
-    # Scratch of a split that had nothing to do was not written in this step.
-    values = tl.load(partial + at[:, None] * HEAD_DIM + lanes[None, :], used[:, None], 0.0)
-    total = tl.sum(values * weight[:, None], 0) / tl.sum(weight, 0)
-    tl.store(out + (token * HEADS + head) * HEAD_DIM + lanes, total.to(out.dtype.element_ty))
+    layer_line = layer * (2 * KV_HEADS * BLOCK_TOKENS)
+    work = tl.atomic_add(taken + layer, 1, sem="relaxed")
+    end = tl.load(pieces) * KV_HEADS
+    while work < end:
+        following = tl.atomic_add(taken + layer, 1, sem="relaxed")
+        kv_head = work % KV_HEADS
+        piece = work // KV_HEADS
+        record = pieces + (1 + piece) * 8
+        token = tl.load(record).to(tl.int64)
+        slot = tl.load(record + 1).to(tl.int64)
+        length = tl.load(record + 2)
+        first = tl.load(record + 3)
+        last = tl.load(record + 4)
+        begin = tl.load(record + 5)
+        count = tl.load(record + 6)
+        row = tl.load(record + 7)
+        heads = kv_head * GROUP + group
+        # Keys times queries, not queries times keys: the few heads of a group are then the narrow
+        # side of the product, which may be 8 wide, and little of it is padding.
+        place = token * width + heads[None, :] * HEAD_DIM + lanes[:, None]
+        query = tl.load(qkv + place, real[None, :], 0.0)
+        highest = tl.full([PADDED], float("-inf"), tl.float32)
+        mass = tl.zeros([PADDED], tl.float32)
+        total = tl.zeros([HEAD_DIM, PADDED], tl.float32)
+        blocks = table + slot * table_width
+        head_line = layer_line + kv_head * BLOCK_TOKENS
+        # Whole tiles first, without masks: a mask would take keys and values through registers.
+        whole = tl.minimum(last, length // TILE)
+        for tile in tl.range(first, whole, num_stages=STAGES):
+            start = tile * TILE
+            block = (tl.load(blocks + start // BLOCK_TOKENS) // HEAD_DIM).to(tl.int32)
+            line = head_line + block + start % BLOCK_TOKENS
+            key = lines.load([line, 0])
+            value = lines.load([line + KV_HEADS * BLOCK_TOKENS, 0])
+            score = tl.dot(key, query, input_precision="ieee") * scale
+            top = tl.maximum(highest, tl.max(score, 0))
+            shrink = tl.exp2(highest - top)
+            share = tl.exp2(score - top[None, :])
+            mass = mass * shrink + tl.sum(share, 0)
+            total = total * shrink[None, :] + tl.dot(
+                tl.trans(value), share.to(value.dtype), input_precision="ieee"
+            )
+            highest = top
+        if whole < last:
+            start = whole * TILE
+            block = (tl.load(blocks + start // BLOCK_TOKENS) // HEAD_DIM).to(tl.int32)
+            line = head_line + block + start % BLOCK_TOKENS
+            inside = (start + steps < length)[:, None]
+            key = lines.load([line, 0])
+            # What follows the context in its last block may be anything, NaN too.
+            value = tl.where(inside, lines.load([line + KV_HEADS * BLOCK_TOKENS, 0]), 0.0)
+            score = tl.dot(key, query, input_precision="ieee") * scale
+            score = tl.where(inside, score, float("-inf"))
+            top = tl.maximum(highest, tl.max(score, 0))
+            shrink = tl.exp2(highest - top)
+            share = tl.exp2(score - top[None, :])
+            mass = mass * shrink + tl.sum(share, 0)
+            total = total * shrink[None, :] + tl.dot(
+                tl.trans(value), share.to(value.dtype), input_precision="ieee"
+            )
+            highest = top
+        place = out + token * (HEADS * HEAD_DIM) + heads[None, :] * HEAD_DIM + lanes[:, None]
+        if count == 1:
+            tl.store(place, (total / mass[None, :]).to(out.dtype.element_ty), real[None, :])
+            if LOG_MASS:
+                tl.store(log_mass + row * HEADS + heads, highest + tl.log2(mass), real)
+        else:
+            at = piece.to(tl.int64) * HEADS + heads
+            tl.store(masses + at, highest + tl.log2(mass), real)
+            tl.store(
+                partial + at[None, :] * HEAD_DIM + lanes[:, None],
+                total / mass[None, :],
+                real[None, :],
+            )
+            # Everybody's stores come before the arrival that tells of them.
+            tl.debug_barrier()
+            met = tl.atomic_add(arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel")
+            if met == count - 1:
+                tl.debug_barrier()
+                highest = tl.full([PADDED], float("-inf"), tl.float32)
+                mass = tl.zeros([PADDED], tl.float32)
+                total = tl.zeros([HEAD_DIM, PADDED], tl.float32)
+                for other in range(0, count):
+                    at = (begin + other).to(tl.int64) * HEADS + heads
+                    weight = tl.load(masses + at, real, 0.0, cache_modifier=".cg")
+                    part = tl.load(
+                        partial + at[None, :] * HEAD_DIM + lanes[:, None],
+                        real[None, :],
+                        0.0,
+                        cache_modifier=".cg",
+                    )
+                    top = tl.maximum(highest, weight)
+                    shrink = tl.exp2(highest - top)
+                    share = tl.exp2(weight - top)
+                    mass = mass * shrink + share
+                    total = total * shrink[None, :] + part * share[None, :]
+                    highest = top
+                tl.store(place, (total / mass[None, :]).to(out.dtype.element_ty), real[None, :])
+                if LOG_MASS:
+                    tl.store(log_mass + row * HEADS + heads, highest + tl.log2(mass), real)
+                tl.store(arrived + row * KV_HEADS + kv_head, 0)
+        work = following
 
 
-def splits_for(rows: int, kv_heads: int, processors: int) -> int:
-    """Runs of a row's context, so that about eight programs a multiprocessor exist; at most 16."""
-    splits = 1
-    while splits < MAX_SPLITS and 2 * rows * kv_heads * splits <= 8 * processors:
-        splits *= 2
-    return splits
+class DecodeAttention:
+    """Scratch of the two kernels for at most ``rows`` rows, and their launches."""
 
+    def __init__(
+        self,
+        region: torch.Tensor,
+        *,
+        rows: int,
+        layers: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        block_tokens: int,
+        processors: int,
+    ) -> None:
+        """``region`` is flat, of the cache's type."""
+        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
+        self._block_tokens, self._processors = block_tokens, processors
+        self._tile = min(block_tokens, TILE)
+        lines = region[: region.numel() // head_dim * head_dim].view(-1, head_dim)
+        self._lines = TensorDescriptor(
+            lines, list(lines.shape), list(lines.stride()), [self._tile, head_dim]
+        )
+        sizes = {power_of_two(rows) >> shift for shift in range(power_of_two(rows).bit_length())}
+        most = max(size * cut_for(size, kv_heads, processors).most for size in sizes)
 
-def decode_attention(
-    qkv: torch.Tensor,
-    queries: torch.Tensor,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
-    table: torch.Tensor,
-    region: torch.Tensor,
-    scratch: tuple[torch.Tensor, torch.Tensor],
-    out: torch.Tensor,
-    *,
-    layer: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    block_tokens: int,
-    splits: int,
-) -> None:
-    """Attention of the tokens ``queries`` over their slots' context, themselves included."""
-    group = heads // kv_heads
-    tile = min(block_tokens, 32)
-    partial, weights = scratch
-    rows = queries.shape[0]
-    _decode_attention[(rows, kv_heads, splits)](
-        qkv,
-        queries,
-        slots,
-        positions,
-        table,
-        region,
-        partial,
-        weights,
-        out,
-        table.shape[1],
-        layer * 2 * kv_heads * block_tokens * head_dim,
-        _LOG2_E * head_dim**-0.5,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        GROUP=group,
-        PADDED=max(8, power_of_two(group)),
-        HEAD_DIM=head_dim,
-        BLOCK_TOKENS=block_tokens,
-        TILE=tile,
-        SPLITS=splits,
-        PDL=DEPENDENT_LAUNCH,
-        num_warps=2 if splits == MAX_SPLITS else 1,
-        num_stages=2,
-        **OPTIONS,
-    )
-    if splits > 1:
-        _combine[(rows, heads)](
+        def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=region.device)
+
+        self._pieces = empty(1 + most, _WORDS, dtype=torch.int32)
+        self._taken = empty(power_of_two(layers), dtype=torch.int32)
+        self._arrived = empty(rows, kv_heads, dtype=torch.int32)
+        self._partial = empty(most, heads, head_dim, dtype=torch.float32)
+        self._masses = empty(most, heads, dtype=torch.float32)
+
+    def plan(
+        self,
+        queries: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        firsts: torch.Tensor | None = None,
+    ) -> None:
+        """Lists the pieces of the tokens ``queries``; once a step, before the first layer.
+
+        ``firsts`` int32[rows], multiples of the block size, leaves out what comes before.
+        """
+        cut = cut_for(queries.shape[0], self._kv_heads, self._processors)
+        _plan[(1,)](
             queries,
-            partial,
-            weights,
-            out,
-            HEADS=heads,
-            HEAD_DIM=head_dim,
-            SPLITS=splits,
+            slots,
+            positions,
+            queries if firsts is None else firsts,
+            self._pieces,
+            self._taken,
+            queries.shape[0],
+            cut.tokens,
+            cut.most,
+            TILE=self._tile,
+            LAYERS=self._taken.shape[0],
+            BLOCK=power_of_two(self._arrived.shape[0]),
+            FIRSTS=firsts is not None,
             PDL=DEPENDENT_LAUNCH,
-            num_warps=2,
+            num_warps=4,
+            **OPTIONS,
+        )
+
+    def attend(
+        self,
+        qkv: torch.Tensor,
+        table: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        rows: int,
+        layer: int,
+        log_mass: torch.Tensor | None = None,
+    ) -> None:
+        """Attention of the ``rows`` tokens of the plan over their context, themselves included.
+
+        ``log_mass`` float32[rows, heads] takes the logarithm (base 2) of what each head divided by.
+        """
+        group = self._heads // self._kv_heads
+        _decode_attention[(cut_for(rows, self._kv_heads, self._processors).programs,)](
+            qkv,
+            table,
+            self._lines,
+            self._pieces,
+            self._taken,
+            self._arrived,
+            self._partial,
+            self._masses,
+            out,
+            self._masses if log_mass is None else log_mass,
+            table.shape[1],
+            layer,
+            _LOG2_E * self._head_dim**-0.5,
+            HEADS=self._heads,
+            KV_HEADS=self._kv_heads,
+            GROUP=group,
+            PADDED=max(8, power_of_two(group)),
+            HEAD_DIM=self._head_dim,
+            BLOCK_TOKENS=self._block_tokens,
+            TILE=self._tile,
+            STAGES=_STAGES,
+            LOG_MASS=log_mass is not None,
+            PDL=DEPENDENT_LAUNCH,
+            num_warps=1,
             **OPTIONS,
         )

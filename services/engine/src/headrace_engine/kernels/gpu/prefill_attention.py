@@ -21,6 +21,8 @@ _ALIGNED = tl.constexpr(16)
 the table, and would load every element by itself."""
 _ROWS = 128
 """Query rows (tokens x heads of a group) of a program."""
+_WARPS = 8
+_STAGES = 3
 
 
 @triton.jit
@@ -159,7 +161,7 @@ def prefill_attention(
         BLOCK_TOKENS=block_tokens,
         TILE=min(block_tokens, 64),
         PDL=DEPENDENT_LAUNCH,
-        num_warps=8,
-        num_stages=3,
+        num_warps=_WARPS,
+        num_stages=_STAGES,
         **OPTIONS,
     )
