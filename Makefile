@@ -18,7 +18,7 @@ export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup serve gen gen-check docs lock fmt lint types arch rules smoke test test-unit \
+.PHONY: help setup serve gen gen-check sizing docs lock fmt lint types arch rules smoke test test-unit \
 	test-shared test-integration test-e2e test-chaos test-deploy images package test-gpu test-pythons bench \
 	check clean reset
 
@@ -38,6 +38,10 @@ gen: setup ## write what is generated: protobuf modules, references, schemas, th
 gen-check: setup ## fail when a generated file is not what `make gen` writes
 	@$(BIN)/python tools/gen_proto.py --check
 	@$(BIN)/python tools/gen.py --check
+	@$(BIN)/python tools/sizing.py --check
+
+sizing: setup ## write the figures of the sizing guide from bench/results and the simulator; a minute
+	@$(BIN)/python tools/sizing.py
 
 docs: setup ## build the guides as a site, build/site; broken links and lost pages fail
 	@$(BIN)/python tools/docs_site.py $(ARGS)
