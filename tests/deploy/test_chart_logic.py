@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -402,6 +402,27 @@ def test_every_image_is_in_the_list_for_those_who_carry_them_in() -> None:
     }
     assert len(used) == 5
     assert used <= listed
+
+
+def values_in_guides() -> list[tuple[str, dict[str, Any]]]:
+    """Blocks of YAML whose keys are all of the chart."""
+    ours = set(yaml.safe_load((CHART / "values.yaml").read_text()))
+    found: list[tuple[str, dict[str, Any]]] = []
+    for page in sorted((ROOT / "docs/guides").glob("*.md")):
+        for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
+            values = yaml.safe_load(block.replace("sha256:...", f"sha256:{'0' * 64}"))
+            if isinstance(values, dict) and ours.issuperset(cast("dict[str, Any]", values)):
+                found.append((page.stem, cast("dict[str, Any]", values)))
+    return found
+
+
+@pytest.mark.parametrize(("page", "values"), values_in_guides())
+def test_the_chart_takes_the_values_in_the_guides(page: str, values: dict[str, Any]) -> None:
+    assert render(values), page
+
+
+def test_guides_have_values_of_the_chart() -> None:
+    assert len(values_in_guides()) >= 3
 
 
 def test_images_come_from_ones_own_registry_by_digest() -> None:
