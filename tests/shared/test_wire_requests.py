@@ -328,3 +328,24 @@ async def test_lease_of_an_earlier_attempt_is_not_renewed_by_its_own_engine(wire
     renewed = await engine.renew(MODEL, "e-1", {"r1": 1}, lease_ms=LEASE_MS)
     assert list(renewed.lost) == ["r1"]
     assert not (await engine.renew(MODEL, "e-1", {"r1": 2}, lease_ms=LEASE_MS)).lost
+
+
+async def test_a_name_stays_bound_to_the_first_value_until_it_ends_or_is_replaced(
+    wires: Wires,
+) -> None:
+    gateway = await wires.gateway()
+
+    async def bind(value: str, *, ttl_ms: int = LEASE_MS, instead: str = "") -> str:
+        return await gateway.bind_once("acme", "k", "d0", value, ttl_ms=ttl_ms, instead=instead)
+
+    assert await bind("a", ttl_ms=SOON_MS) == "a"
+    assert await bind("b", instead="c") == "a"
+    assert await gateway.bind_once("acme", "k", "d1", "b", ttl_ms=LEASE_MS) == "b"
+    assert await bind("a") == "a"  # longer now
+    await wires.pass_ms(SOON_MS + 50)
+    assert await bind("b", instead="a", ttl_ms=SHORT_MS) == "b"
+    await wires.pass_ms(2 * SHORT_MS)
+    assert await bind("c") == "c"
+    assert await bind("b", ttl_ms=0) == "c"
+    assert await bind("c", ttl_ms=0) == ""
+    assert await bind("b") == "b"

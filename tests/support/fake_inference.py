@@ -167,12 +167,14 @@ class FakeInference:
     """Set by the first ``start``."""
     ids: int = 0
     rates: RateState | None = None
+    replays: str | None = None
+    """Id of the call that every other is a repetition of."""
 
     async def start(self, call: Call) -> FakeRunning:
         if self.refusal is not None:
             raise self.refusal
         self.calls.append(call)
-        return self._run(call.request_id, self.script(call))
+        return self._run(self.replays or call.request_id, self.script(call))
 
     async def resume(
         self, request_id: str, after: str, caller: Caller, *, span: Span = NO_SPAN

@@ -172,6 +172,12 @@ def api_key(public_id: str) -> str:
     return f"hr:key:{public_id}"
 
 
+def idempotency(tenant: str, key_id: str, digest: str) -> str:
+    """String, TTL: request id and body's hash of the call that an API key made under an
+    Idempotency-Key, by the hash of that."""
+    return f"hr:{{{tenant}}}:idem:{key_id}:{digest}"
+
+
 def limits(tenant: str) -> str:
     """Prefix of a tenant's limit keys."""
     return f"hr:{{{tenant}}}:lim"

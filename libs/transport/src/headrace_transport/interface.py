@@ -283,6 +283,16 @@ class GatewayWire(Protocol):
 
     async def queue_depth(self, model: str) -> int: ...
 
+    async def bind_once(
+        self, tenant: str, key_id: str, digest: str, value: str, *, ttl_ms: int, instead: str = ""
+    ) -> str:
+        """Binds a caller's Idempotency-Key, by its hash, to a value, for ``ttl_ms`` from now; 0 lets
+        go of it. One that is bound keeps its value, unless that is ``instead`` or the same.
+
+        Gives what it is bound to then.
+        """
+        ...
+
     async def take_rate(
         self,
         tenant: str,

@@ -81,6 +81,8 @@ class MemoryBroker:
         self.keys: dict[str, ApiKey] = {}
         self.forgotten_keys: set[str] = set()
         self.rates: dict[tuple[str, str], Buckets] = {}
+        self.once: dict[tuple[str, str, str], tuple[str, int]] = {}
+        """Value and expiry of idempotency keys."""
         self.sweeper: tuple[str, int] = ("", 0)
         """Who reaps for all, and until when, unix ms."""
 
@@ -97,6 +99,7 @@ class MemoryBroker:
         self.keys.clear()
         self.forgotten_keys.clear()
         self.rates.clear()
+        self.once.clear()
         self.sweeper = ("", 0)
 
     async def enter(self) -> None:
@@ -363,6 +366,18 @@ class MemoryGatewayWire(_MemoryWire):
         entries = log.after(after) if log is not None else []
         check_log(request, entries, self.foreign)
         return entries
+
+    async def bind_once(
+        self, tenant: str, key_id: str, digest: str, value: str, *, ttl_ms: int, instead: str = ""
+    ) -> str:
+        """See ``GatewayWire.bind_once``."""
+        await self._broker.enter()
+        name, now = (check_name("a tenant", tenant), key_id, digest), self._broker.now_ms()
+        held, expiry = self._broker.once.get(name, ("", 0))
+        if held and expiry > now and held not in (value, instead):
+            return held
+        self._broker.once[name] = (value, now + ttl_ms)
+        return value if ttl_ms else ""
 
     async def queue_depth(self, model: str) -> int:
         """See ``GatewayWire.queue_depth``."""

@@ -161,6 +161,17 @@ class Requests(Part):
         check_model(model)
         return as_int(await self._server.run("depth", [keys.queued(model)], []))
 
+    async def bind_once(
+        self, tenant: str, key_id: str, digest: str, value: str, *, ttl_ms: int, instead: str = ""
+    ) -> str:
+        """See ``GatewayWire.bind_once``."""
+        name = keys.idempotency(
+            check_name("a tenant", tenant),
+            check_name("a key id", key_id),
+            check_name("a digest", digest),
+        )
+        return as_text(await self._server.run("once", [name], [value, ttl_ms, instead]))
+
 
 def state_of(fields: dict[str, bytes]) -> RequestState:
     """A request's state from its hash."""

@@ -302,7 +302,7 @@ async def test_keys_are_listed_for_thirty_days_after_their_end(door: Door) -> No
     assert await door.keys.forget_old() == 0
     door.clock.advance(1)
     assert await door.keys.forget_old() == 1
-    assert [key.name for key in await door.keys.list()] == ["for ever", "expires"]
+    assert {key.name for key in await door.keys.list()} == {"for ever", "expires"}
     door.clock.advance(86_400)
     assert await door.keys.forget_old() == 1
     assert [key.name for key in await door.keys.list()] == ["for ever"]

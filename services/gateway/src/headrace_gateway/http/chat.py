@@ -11,7 +11,7 @@ from starlette.responses import Response
 from headrace_gateway.http.answers.chat import ChatChunks, chat_body
 from headrace_gateway.http.body import json_object
 from headrace_gateway.http.context import context_of
-from headrace_gateway.http.generation import Manner, answer, deadline_of
+from headrace_gateway.http.generation import Manner, answer, deadline_of, once_of
 from headrace_gateway.http.guard import caller_of
 from headrace_gateway.http.openapi import takes
 from headrace_gateway.http.ports import Authenticates, HttpSettings, Inference
@@ -48,6 +48,7 @@ def chat_routes(service: Inference, auth: Authenticates, settings: HttpSettings)
             request_id=service.new_id("chat"),
             cache_salt=(fields.cache_salt or "").encode(),
             deadline_s=deadline_of(request),
+            once=once_of(request, body),
             span=context_of(request.scope).span,
             resumable=bool(fields.stream),
             fields=fields.chat_template_kwargs or {},

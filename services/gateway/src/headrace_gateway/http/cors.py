@@ -21,6 +21,7 @@ _EXPOSED: Final = (
     "retry-after",
     "retry-after-ms",
     "x-should-retry",
+    "idempotent-replayed",
 )
 
 

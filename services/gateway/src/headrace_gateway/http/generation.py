@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +19,12 @@ from headrace_gateway.http.errors import bad_request, ended_badly
 from headrace_gateway.http.ports import Inference, RunningCall
 from headrace_gateway.http.rates import rate_headers
 from headrace_gateway.http.sse import Chunks, EventStream
-from headrace_gateway.inference.calls import Call, Delta, Done, KeepAlive, UsageTotal
+from headrace_gateway.inference.calls import Call, Delta, Done, KeepAlive, OnceKey, UsageTotal
+from headrace_gateway.inference.once import once_key
 
 _DEADLINE_MS: Final = range(1, 24 * 3600 * 1000 + 1)
 _NAMED_FIELDS: Final = 20
+_ONCE: Final = re.compile(r"[ -~]{1,255}")
 _UNFIT_FOR_HEADER: Final = re.compile(r"[^A-Za-z0-9_.\-]")
 
 
@@ -44,6 +47,9 @@ async def answer(request: Request, service: Inference, call: Call, manner: Manne
     context.generates = True
     context.span.set({"gen_ai.request.stream": manner.stream})
     headers = {**_ignored_header(manner.ignored), **rate_headers(running.rates)}
+    if running.id != call.request_id:
+        context.id = running.id
+        headers["idempotent-replayed"] = "true"
     if manner.stream:
         return EventStream(running, manner.chunks(running), headers=headers)
     try:
@@ -67,6 +73,19 @@ def deadline_of(request: Request) -> float | None:
             "x-headrace-deadline-ms",
         )
     return int(given) / 1000
+
+
+def once_of(request: Request, body: Mapping[str, object]) -> OnceKey | None:
+    """``Idempotency-Key``, with what it stands for: this route and this body."""
+    given = request.headers.get("idempotency-key")
+    if given is None:
+        return None
+    if not _ONCE.fullmatch(given):
+        raise bad_request(
+            "Idempotency-Key must be 1 to 255 printable ASCII characters.", "Idempotency-Key"
+        )
+    told = json.dumps(body, sort_keys=True)  # numbers may have more than 64 bits
+    return once_key(given, f"{request.url.path}\n{told}".encode())
 
 
 async def _collect(running: RunningCall) -> tuple[dict[int, Choice], UsageTotal]:

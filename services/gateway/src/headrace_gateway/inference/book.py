@@ -150,7 +150,7 @@ class Book:
 
     def look(self, *, grace_s: float, inbox: Inbox) -> Iterable[OpenCall]:
         """Ends what is past its deadline and forgets what is over. Gives the calls whose readers
-        have been gone for ``grace_s``.
+        have been gone for ``grace_s``, or the call's own grace if that is longer.
         """
         now = self._clock.monotonic()
         for call in self.calls:
@@ -159,7 +159,7 @@ class Book:
                     self._forget(call, inbox)
             elif call.deadline is not None and now >= call.deadline:
                 self.end(call, FinishReason.DEADLINE, "deadline")
-            elif call.left_at is not None and now - call.left_at >= grace_s:
+            elif call.left_at is not None and now - call.left_at >= max(grace_s, call.grace_s):
                 call.left_at = None
                 yield call
 

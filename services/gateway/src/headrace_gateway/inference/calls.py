@@ -119,6 +119,14 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
+class OnceKey:
+    """A caller's idempotency key, and the body that came with it, as hashes."""
+
+    name: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """One request of an edge. Several prompts make several engine requests under one id."""
 
@@ -139,6 +147,8 @@ class Call:
     """The edge's, which ends it: what the engines do hangs below it."""
     fields: Mapping[str, object] = field(default_factory=dict[str, object])
     """Extra names of the template (chat_template_kwargs)."""
+    once: OnceKey | None = None
+    """Set: the same call again is this one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from headrace_gateway.inference.calls import (
     TokenPrompt,
 )
 from headrace_gateway.inference.catalog import Catalog, Model
+from headrace_gateway.inference.once import GRACE_S
 from headrace_gateway.inference.resume import EdgeNote, record_ids
 from headrace_gateway.inference.running import OpenCall
 from headrace_gateway.inference.session import Session
@@ -114,6 +115,7 @@ class Planner:
             deadline=None if deadline_s is None else arrived + deadline_s,
             span=call.span,
             resumable=call.resumable,
+            grace_s=0.0 if call.once is None else GRACE_S,
         )
         echo = [model.text.decode(p, skip_special=False) for p in prompts] if call.echo else ()
         return Plan(opened, echo)

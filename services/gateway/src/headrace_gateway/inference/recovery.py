@@ -191,6 +191,10 @@ class Recovery:
         """Ends choices whose end is in no log: they never ran, or ran nowhere else to the end."""
         now = self._clock.monotonic()
         reason = state.finish or FinishReason.ERROR
+        used = 0 if state.usage is None else state.usage.completion_tokens
+        lost = used > sum(len(choice.tokens) for choice in session.choices)
+        if lost and reason in (FinishReason.STOP, FinishReason.LENGTH):
+            reason = FinishReason.ERROR
         code = Code.INTERNAL if reason is FinishReason.ERROR else None
         text = "The request ended, but its last tokens are lost." if code else ""
         for choice in session.choices:

@@ -58,6 +58,7 @@ class OpenCall:
         span: Span = NO_SPAN,
         resumed: bool = False,
         resumable: bool = False,
+        grace_s: float = 0.0,
     ) -> None:
         """``arrived`` and ``deadline`` in monotonic seconds."""
         self.id = call_id
@@ -77,6 +78,8 @@ class OpenCall:
         self.resumed = resumed
         self.resumable = resumable
         """Whether its client is told places at which another gateway can take it up."""
+        self.grace_s = grace_s
+        """How long it goes on without a reader, at least."""
         self.reservation: Reservation | None = None
         """Taken from its key's minute, and not settled."""
         self.rates: RateState | None = None

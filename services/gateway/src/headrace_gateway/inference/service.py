@@ -36,12 +36,13 @@ from headrace_gateway.errors import (
 )
 from headrace_gateway.inference import lookup, standing
 from headrace_gateway.inference.book import Book
-from headrace_gateway.inference.calls import Call, Caller
+from headrace_gateway.inference.calls import Call, Caller, OnceKey
 from headrace_gateway.inference.cancels import Cancels, mark_of
 from headrace_gateway.inference.catalog import Catalog
 from headrace_gateway.inference.inbox import Inbox
 from headrace_gateway.inference.limits import RateLimits
-from headrace_gateway.inference.lookup import RequestInfo
+from headrace_gateway.inference.lookup import Found, RequestInfo
+from headrace_gateway.inference.once import PARAM, Once
 from headrace_gateway.inference.planning import Planner
 from headrace_gateway.inference.readiness import Readiness
 from headrace_gateway.inference.receipt import Receipts
@@ -132,6 +133,7 @@ class InferenceService:
         self._tasks = Tasks()
         self._planner = Planner(catalog, settings, clock, threads=threads, process=process)
         self._limits = RateLimits(wire, self._tasks)
+        self._once = Once(wire)
         self._receipts = Receipts(metrics, clock, settle=self._limits.settle)
         self._cancels = Cancels(wire, self._tasks, metrics)
         self._book = Book(
@@ -230,18 +232,43 @@ class InferenceService:
         with self._awaited():
             try:
                 self._check_open()
-                plan = await self._planner.plan(call, arrived=arrived)
-                tell_request(call, plan.call.sessions[0].record)
-                await self._limits.reserve(plan.call, call.caller)
-                try:
-                    await self._submit(plan.call, call.caller)
-                except BaseException:
-                    self._limits.refund(plan.call)
-                    raise
+                if call.once is None:
+                    return await self._start(call, arrived)
+                return await self._start_once(call, call.once, arrived)
             except GatewayError as error:
                 self._metrics.rejected.labels(error.code.wire_name).inc()
                 raise
-            return self._reader(plan.call, (), echo=plan.echo)
+
+    async def _start(self, call: Call, arrived: float) -> Running:
+        plan = await self._planner.plan(call, arrived=arrived)
+        tell_request(call, plan.call.sessions[0].record)
+        await self._limits.reserve(plan.call, call.caller)
+        try:
+            await self._submit(plan.call, call.caller)
+        except BaseException:
+            self._limits.refund(plan.call)
+            raise
+        return self._reader(plan.call, (), echo=plan.echo)
+
+    async def _start_once(self, call: Call, key: OnceKey, arrived: float) -> Running:
+        """Runs the call, unless it is a repetition: then it reads what the first one says."""
+        first = await self._once.hold(call, key)
+        if first is not None:
+            echo = (await self._planner.plan(call, arrived=arrived)).echo if call.echo else ()
+            try:
+                return await self._resume(first, (), call.caller, call.span, echo=echo)
+            except RequestNotFound as error:
+                raise Conflict(
+                    "The call of this key has ended, and its answer is no longer kept.",
+                    param=PARAM,
+                ) from error
+        try:
+            running = await self._start(call, arrived)
+        except BaseException:
+            await self._once.let_go(call, key)
+            raise
+        await self._once.keep(call, key)
+        return running
 
     async def resume(
         self, request_id: str, after: str, caller: Caller, *, span: Span = NO_SPAN
@@ -257,7 +284,13 @@ class InferenceService:
             return await self._resume(request_id, cursor, caller, span)
 
     async def _resume(
-        self, request_id: str, cursor: Sequence[int], caller: Caller, span: Span
+        self,
+        request_id: str,
+        cursor: Sequence[int],
+        caller: Caller,
+        span: Span,
+        *,
+        echo: Sequence[str] = (),
     ) -> Running:
         async with self._resuming:
             call = self._book.find(request_id)
@@ -269,7 +302,7 @@ class InferenceService:
                 call = await self._take_up(request_id, caller, span)
             check_cursor(cursor, call)
             call.left_at = None
-            return self._reader(call, cursor)
+            return self._reader(call, cursor, echo=echo)
 
     async def cancel(self, request_id: str, caller: Caller) -> bool:
         """Cancels a request wherever it is. False: it had ended.
@@ -334,7 +367,7 @@ class InferenceService:
         self._count_readers()
         if call.readers or call.ended:
             return
-        if self._settings.resume_grace_s == 0:
+        if max(self._settings.resume_grace_s, call.grace_s) == 0:
             self._book.end(call, FinishReason.CANCELLED, "disconnect")
         else:
             call.left_at = self._clock.monotonic()
@@ -483,6 +516,10 @@ class InferenceService:
             for session in sessions:
                 self._inbox.close(session)
             raise
+        if _is_forgotten(call, found):
+            for session in sessions:
+                self._inbox.close(session)
+            raise RequestNotFound(request_id)
         self._metrics.resumes.labels("log" if call.ended else "engine").inc()
         span.link(note.traceparent)
         self._book.enter(call)
@@ -545,3 +582,9 @@ class InferenceService:
             dtype=card.dtype,
             weights_version=card.weights_version,
         )
+
+
+def _is_forgotten(call: OpenCall, found: Found) -> bool:
+    """Whether a call has ended and its log is gone: there is nothing to read of it."""
+    used = [state.usage.completion_tokens for _, state in found.states if state.usage is not None]
+    return call.ended and sum(used) > 0 and call.usage.completion_tokens == 0

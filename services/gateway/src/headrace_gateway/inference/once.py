@@ -1,0 +1,104 @@
+"""Idempotency keys: a call that is made again is the call that was made before.
+
+The name is held before the call is planned, so that of two equal calls at once one runs; what is
+refused lets go of it. Next: headrace_gateway.inference.service
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Final
+
+from headrace_contracts.codes import FinishReason
+from headrace_kit.log import get_logger
+from headrace_transport.interface import GatewayWire
+
+from headrace_gateway.errors import (
+    BackendUnavailable,
+    Conflict,
+    GatewayError,
+    RequestNotFound,
+    transport_errors,
+)
+from headrace_gateway.inference import lookup
+from headrace_gateway.inference.calls import Call, OnceKey
+
+log = get_logger(__name__)
+
+KEPT_MS: Final = 86_400_000
+"""How long a key stands for its call."""
+ADMITTING_MS: Final = 60_000
+"""How long it does while the call is being admitted: a gateway that dies then leaves it free."""
+GRACE_S: Final = 60.0
+"""How long such a call goes on without a reader: whoever repeats it finds it running."""
+PARAM: Final = "Idempotency-Key"
+
+
+class Once:
+    """Binds keys to calls."""
+
+    def __init__(self, wire: GatewayWire) -> None:
+        self._wire = wire
+
+    async def hold(self, call: Call, key: OnceKey) -> str | None:
+        """Holds the key for a call. None: it is the first. Else the id of the call that it is a
+        repetition of; one that failed, or was cancelled, is forgotten, and this one is the first.
+
+        Raises ``Conflict`` for another body, and ``BackendUnavailable`` while the first is being
+        admitted.
+        """
+        value, instead = _value(call, key), ""
+        while True:
+            held = await self._bind(call, key, value, ADMITTING_MS, instead=instead)
+            if held == value:
+                return None
+            request_id, _, body = held.partition(" ")
+            if body != key.body:
+                raise Conflict("This key was used for a call with another body.", param=PARAM)
+            try:
+                found = await lookup.find(self._wire, request_id, call.caller)
+            except RequestNotFound:
+                raise BackendUnavailable(
+                    "The call of this Idempotency-Key is being admitted, or is forgotten.",
+                    retry_after_s=1,
+                ) from None
+            info = lookup.info_of(request_id, found)
+            if info.status != "finished" or info.finish in (
+                FinishReason.STOP,
+                FinishReason.LENGTH,
+            ):
+                return request_id
+            instead = held
+
+    async def keep(self, call: Call, key: OnceKey) -> None:
+        """The call is queued: the key stands for it from now on. Never raises: the call runs."""
+        try:
+            value = _value(call, key)
+            await self._bind(call, key, value, KEPT_MS)
+        except GatewayError:
+            log.warning("once.not_kept", id=call.request_id)
+
+    async def let_go(self, call: Call, key: OnceKey) -> None:
+        """The call was refused: the key is free. If the server is away it is soon."""
+        try:
+            await self._bind(call, key, _value(call, key), 0)
+        except GatewayError:
+            log.debug("once.not_let_go", id=call.request_id)
+
+    async def _bind(
+        self, call: Call, key: OnceKey, value: str, ttl_ms: int, *, instead: str = ""
+    ) -> str:
+        caller = call.caller
+        with transport_errors():
+            return await self._wire.bind_once(
+                caller.tenant, caller.key_id, key.name, value, ttl_ms=ttl_ms, instead=instead
+            )
+
+
+def once_key(key: str, body: bytes) -> OnceKey:
+    """What of a key and a body is kept: their hashes."""
+    return OnceKey(sha256(key.encode()).hexdigest()[:32], sha256(body).hexdigest()[:32])
+
+
+def _value(call: Call, key: OnceKey) -> str:
+    return f"{call.request_id} {key.body}"

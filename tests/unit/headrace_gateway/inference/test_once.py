@@ -1,0 +1,142 @@
+"""A call that is made again under its idempotency key is the call that was made before."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from headrace_contracts.codes import FinishReason
+from headrace_gateway.errors import BackendUnavailable, Conflict, QueueFull, RequestNotFound
+from headrace_gateway.inference.calls import Call
+from headrace_gateway.inference.once import GRACE_S, Once, once_key
+from headrace_transport.memory import MemoryGatewayWire
+from support.clock import FakeClock
+from support.wire import Stack, call, eventually, read, texts
+
+LENGTH = FinishReason.LENGTH
+
+
+def again(name: str, *, body: bytes = b"body", key: str = "order-1") -> Call:
+    """A call with a key; ids differ, as those of two HTTP requests do."""
+    return replace(call("x"), request_id=name, once=once_key(key, body))
+
+
+async def test_a_repeated_call_reads_the_first_ones_answer_here_and_elsewhere() -> None:
+    stack = Stack()
+    here, there = stack.gateway(), stack.gateway("gateway-b")
+    async with here.running() as service, there.running() as other:
+        await stack.engine.appear()
+        first = await service.start(again("cmpl-1"))
+        [claimed] = await stack.engine.claim()
+        await stack.engine.say(claimed, "ab")
+        assert texts(await read(first, until=1)) == {0: "ab"}
+        running = await service.start(again("cmpl-2"))
+        assert running.id == "cmpl-1"
+        await stack.engine.say(claimed, "cd", finish=LENGTH)
+        assert await stack.engine.end(claimed, {0: LENGTH}, since=[2])
+        assert texts(await read(running)) == {0: "abcd"}
+        for each in (first, running):
+            await each.aclose()
+        later = await other.start(again("cmpl-3"))
+        assert (later.id, texts(await read(later))) == ("cmpl-1", {0: "abcd"})
+        await later.aclose()
+        assert here.value("headrace_gateway_requests_started_total") == 1
+        assert there.value("headrace_gateway_requests_started_total") == 0
+
+
+async def test_another_body_or_another_key_is_another_call() -> None:
+    stack = Stack()
+    async with stack.gateway().running() as service:
+        await stack.engine.appear()
+        first = await service.start(again("cmpl-1"))
+        with pytest.raises(Conflict, match="another body"):
+            await service.start(again("cmpl-2", body=b"other"))
+        second = await service.start(again("cmpl-3", key="order-2"))
+        assert second.id == "cmpl-3"
+        for each in (first, second):
+            await each.aclose()
+
+
+async def test_a_call_outlives_its_client_for_a_repetition() -> None:
+    clock = FakeClock()
+    stack = Stack(clock)
+    async with stack.gateway().running() as service:
+        await stack.engine.appear()
+        first = await service.start(again("cmpl-1"))
+        [claimed] = await stack.engine.claim()
+        await first.aclose()
+        running = await service.start(again("cmpl-2"))
+        await stack.engine.say(claimed, "ab", finish=LENGTH)
+        assert texts(await read(running)) == {0: "ab"}
+        await running.aclose()
+
+        left = await service.start(again("cmpl-3", key="left"))
+        [claimed] = await stack.engine.claim()
+        await left.aclose()
+        clock.advance(GRACE_S + 1)
+        assert (await stack.engine.await_mark(claimed)).reason == FinishReason.CANCELLED
+
+
+async def test_what_was_refused_cancelled_or_failed_runs_anew() -> None:
+    stack = Stack()
+    async with stack.gateway(max_queued=1).running() as service:
+        await stack.engine.appear()
+        blocking = await service.start(replace(call("y"), request_id="cmpl-y"))
+        with pytest.raises(QueueFull):
+            await service.start(again("cmpl-1"))
+        [blocked] = await stack.engine.claim()
+        first = await service.start(again("cmpl-2"))
+        assert first.id == "cmpl-2"
+        await first.cancel()
+        await first.aclose()
+        await eventually(stack.queue_is_empty)
+        second = await service.start(again("cmpl-3"))
+        assert second.id == "cmpl-3"
+        await stack.engine.say(blocked, "", finish=LENGTH)
+        for each in (blocking, second):
+            await each.aclose()
+
+
+async def test_of_two_at_once_one_is_told_to_come_back() -> None:
+    stack = Stack()
+    once = Once(MemoryGatewayWire(stack.broker))
+    made = again("cmpl-1")
+    assert made.once is not None
+    assert await once.hold(made, made.once) is None  # and is not queued yet
+    async with stack.gateway().running() as service:
+        await stack.engine.appear()
+        with pytest.raises(BackendUnavailable, match="being admitted") as caught:
+            await service.start(again("cmpl-2"))
+        assert caught.value.retry_after_s == 1
+        await once.let_go(made, made.once)
+        running = await service.start(again("cmpl-2"))
+        await running.aclose()
+
+
+async def test_an_answer_that_is_no_longer_kept_is_said_to_be_so() -> None:
+    clock = FakeClock()
+    stack = Stack(clock)
+    async with stack.gateway().running() as service:
+        await stack.engine.appear()
+        running = await service.start(again("cmpl-1"))
+        [claimed] = await stack.engine.claim()
+        await stack.engine.say(claimed, "ab")
+        await stack.engine.say(claimed, "", finish=LENGTH)
+        assert await stack.engine.end(claimed, {0: LENGTH})
+        await read(running)
+        await running.aclose()
+        clock.advance(1800)
+
+        async def forgotten() -> bool:
+            try:
+                found = await service.resume("cmpl-1", "", call("x").caller)
+            except RequestNotFound:
+                return True
+            await found.aclose()
+            return False
+
+        await eventually(forgotten)
+        await asyncio.sleep(0)
+        with pytest.raises(Conflict, match="no longer kept"):
+            await service.start(again("cmpl-2"))
