@@ -229,7 +229,7 @@ def test_a_long_fresh_prompt_attends_as_its_pieces_do(tmp_path: Path) -> None:
     folder = save(tiny_model("llama", max_position_embeddings=4096), tmp_path)
     executor = CudaExecutor.load(str(folder), device=DEVICE, dtype=torch.bfloat16)
     driver = Driver(
-        executor, slots=4, batch_tokens=2600, sequence_tokens=2048, pool_blocks=400, block_tokens=64
+        executor, slots=4, batch_tokens=4352, sequence_tokens=2304, pool_blocks=400, block_tokens=64
     )
     prompt = [i * 37 % 331 for i in range(FRESH_TOKENS + 77)]
     other = [i * 11 % 331 for i in range(FRESH_TOKENS)]

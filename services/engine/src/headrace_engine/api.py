@@ -164,18 +164,8 @@ class Engine:
         ``loop``: the event loop that will await them. Raises ``RequestRejected`` with the
         numbers, ``EngineAsleep``, ``EngineDraining`` once closed, ``EngineFailed`` once broken.
         """
-        state = self._state.get()
-        if state.running is None:
-            raise _refused(state)
-        request = self._checked(prompt_ids, sampling)
-
-        def named(handle: RequestHandle) -> Request:
-            return replace(request, id=f"offline-{handle}", handle=handle)
-
-        try:
-            return state.running.push(named, loop)
-        except EngineDraining:
-            raise _refused(self._state.get()) from None
+        running = self._running()
+        return self._push(running, self._checked(prompt_ids, sampling), loop)
 
     def infer(
         self, prompts: Sequence[PromptIds], sampling: Sampling | Sequence[Sampling]
@@ -188,11 +178,17 @@ class Engine:
         each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
         if len(each) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts came with {len(each)} samplings")
+        running = self._running()
+        requests: list[Request] = []
+        for i, (prompt, how) in enumerate(zip(prompts, each, strict=True)):
+            with noting(i):
+                requests.append(self._checked(prompt, how))
         streams: list[Stream] = []
         with all_closed(streams):
-            for i, (prompt, how) in enumerate(zip(prompts, each, strict=True)):
+            # At once, so that the first pass has all of them to choose from.
+            for i, request in enumerate(requests):
                 with noting(i):
-                    streams.append(self.start(prompt, how))
+                    streams.append(self._push(running, request))
             return [_completed(i, stream) for i, stream in enumerate(streams)]
 
     # life
@@ -314,6 +310,23 @@ class Engine:
         if state.running is not None and state.running.failure is not None:
             raise EngineFailed(str(state.running.failure)) from state.running.failure
         return state
+
+    def _running(self) -> RunningCore:
+        state = self._state.get()
+        if state.running is None:
+            raise _refused(state)
+        return state.running
+
+    def _push(
+        self, running: RunningCore, request: Request, loop: asyncio.AbstractEventLoop | None = None
+    ) -> Stream:
+        def named(handle: RequestHandle) -> Request:
+            return replace(request, id=f"offline-{handle}", handle=handle)
+
+        try:
+            return running.push(named, loop)
+        except EngineDraining:
+            raise _refused(self._state.get()) from None
 
     def _checked(self, prompt_ids: PromptIds, sampling: Sampling) -> Request:
         """The request, without its handle; raises ``RequestRejected``."""

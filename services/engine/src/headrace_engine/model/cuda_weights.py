@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from headrace_engine.model.config import ModelConfig, rope_frequencies, rope_table
 from headrace_engine.model.layers import Matrix, Weights
 from headrace_engine.model.loader.formats import Format, Progress, RawTensor, as_float32
+from headrace_engine.model.pinned_stream import PinnedStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,15 @@ def load_weights(
     positions: int,
     progress: Progress | None = None,
 ) -> CudaWeights:
-    """Copies every tensor from its mapped file to the device, one at a time."""
+    """Copies every tensor from its mapped file to the device."""
     mover = _Mover(device, dtype, weights.stored_bytes, progress)
+    try:
+        return _moved(weights, mover, device, positions)
+    finally:
+        mover.close()
+
+
+def _moved(weights: Weights, mover: _Mover, device: torch.device, positions: int) -> CudaWeights:
     config = weights.config
     embedding = mover.matrix(weights.embedding)
     tied = weights.output is weights.embedding
@@ -99,6 +108,11 @@ class _Mover:
         self._device = device
         self._dtype = dtype
         self._done, self._total, self._progress = 0, total, progress
+        self._stream = PinnedStream(device) if device.type == "cuda" else None
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
 
     def vector(self, values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Tensor:
         return torch.as_tensor(np.ascontiguousarray(values)).to(self._device, self._dtype)
@@ -109,12 +123,24 @@ class _Mover:
         first = 0
         for part in matrix.parts:
             rows = part.shape[0]
-            whole[first : first + rows].copy_(_tensor(part).view(rows, -1))
+            target = whole[first : first + rows]
+            if self._stream is not None and _KINDS.get(part.format) == self._dtype:
+                self._stream.send(part.data, target)
+            else:
+                target.copy_(_tensor(part).view(rows, -1))
             first += rows
             self._done += part.data.nbytes
             if self._progress is not None:
                 self._progress(self._done, self._total)
         return whole
+
+
+_KINDS: Final = {
+    Format.BF16: torch.bfloat16,
+    Format.F16: torch.float16,
+    Format.F32: torch.float32,
+}
+"""Formats that are stored as torch holds them."""
 
 
 def _tensor(raw: RawTensor) -> Tensor:

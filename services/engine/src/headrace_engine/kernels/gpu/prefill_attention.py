@@ -19,9 +19,9 @@ _LOG2_E = 1.4426950408889634
 _ALIGNED = tl.constexpr(16)
 """Items that every block offset is a multiple of. The compiler cannot know it of what it reads from
 the table, and would load every element by itself."""
-_ROWS = 128
+_ROWS = 64
 """Query rows (tokens x heads of a group) of a program."""
-_WARPS = 8
+_WARPS = 4
 _STAGES = 3
 
 
