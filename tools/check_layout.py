@@ -12,9 +12,12 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED = "tests/shared/test_wire_*.py"
 KERNELS = "tests/unit/headrace_engine/kernels/gpu/test_*.py"
 GPU = "tests/gpu/test_*.py"
+HOSTS = "tests/shared/test_hosts.py"
 UNTESTED: dict[str, str] = {
     "headrace_engine/executor/cuda.py": GPU,
     "headrace_engine/executor/cuda_sampling.py": GPU,
+    "headrace_engine/host/child.py": HOSTS,
+    "headrace_engine/host/threads.py": HOSTS,
     "headrace_engine/kernels/gpu/adjust.py": KERNELS,
     "headrace_engine/kernels/gpu/argmax.py": KERNELS,
     "headrace_engine/kernels/gpu/decode_attention.py": KERNELS,

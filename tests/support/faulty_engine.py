@@ -14,6 +14,9 @@ from typing import Final
 
 from headrace_engine.app import EngineProcess
 from headrace_engine.executor.echo import EchoExecutor
+from headrace_engine.host import child
+from headrace_engine.host.child import leave
+from headrace_engine.host.threads import Load
 from headrace_engine.loading import LoadedModel
 from headrace_engine.settings import EngineSecrets, EngineSettings
 from headrace_engine.state.batch import BatchData
@@ -26,6 +29,10 @@ POISON: Final = 666
 """A prompt token that ends the process."""
 BREAK: Final = 667
 """A prompt token that makes its batch fail."""
+_CHILD: Final = "child"
+"""First argument of the engine's process, where io has one of its own."""
+COMMAND: Final = ("-m", "support.faulty_engine", _CHILD)
+"""What Python runs as that process."""
 
 
 class FaultyExecutor(EchoExecutor):
@@ -47,17 +54,22 @@ def load_faulty(settings: EngineSettings, percent: Callable[[int], None]) -> Loa
     return LoadedModel(settings.model_name or "m", executor, None)
 
 
-def run_with(load_model: Callable[[EngineSettings, Callable[[int], None]], LoadedModel]) -> int:
-    """The engine's main, with another loader."""
+def run_with(load_model: Load, module: str) -> int:
+    """The engine's main, with another loader: of ``module``, which is what runs."""
+    if sys.argv[1:2] == [_CHILD]:
+        leave(child.main(sys.argv[2:], load_model))
     parser = argparse.ArgumentParser()
     add_flags(parser, EngineSettings)
     settings = load(EngineSettings, cli=given_flags(parser.parse_args()))
     configure_logging(service="engine", level=settings.log_level)
+    process = EngineProcess(
+        settings, EngineSecrets(), load=load_model, command=("-m", module, _CHILD)
+    )
     with asyncio.Runner() as runner:
-        code = runner.run(EngineProcess(settings, EngineSecrets(), load=load_model).run())
+        code = runner.run(process.run())
     leave_if_busy(code)
     return code
 
 
 if __name__ == "__main__":
-    sys.exit(run_with(load_faulty))
+    sys.exit(run_with(load_faulty, "support.faulty_engine"))

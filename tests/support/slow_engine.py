@@ -22,4 +22,4 @@ def load_slowly(settings: EngineSettings, percent: Callable[[int], None]) -> Loa
 
 
 if __name__ == "__main__":
-    sys.exit(run_with(load_slowly))
+    sys.exit(run_with(load_slowly, "support.slow_engine"))

@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -35,17 +35,21 @@ from headrace_transport.errors import ServerUnsuitable, TransportUnavailable
 from headrace_transport.interface import EngineInfo, EngineWire
 from headrace_transport.options import WireOptions
 
-from headrace_engine.core import Core, build_core, keep_journal
 from headrace_engine.errors import EngineFailed, ModelRejected
+from headrace_engine.host.base import Host, Served
+from headrace_engine.host.process import CHILD, ProcessHost
+from headrace_engine.host.threads import Load, ThreadHost
 from headrace_engine.intake.admin import AdminServer, build_admin
 from headrace_engine.intake.link import Link
-from headrace_engine.intake.publisher import pump
 from headrace_engine.intake.service import Intake, IntakeSettings
 from headrace_engine.intake.validate import Bounds
-from headrace_engine.loading import LoadedModel, load_model, name_of, percent_log, publish_card
-from headrace_engine.loop.garbage import Garbage
-from headrace_engine.settings import EngineSecrets, EngineSettings, check_settings
-from headrace_engine.state.outputs import PassOutputs
+from headrace_engine.loading import load_model, name_of, percent_log, publish_card
+from headrace_engine.settings import (
+    EngineSecrets,
+    EngineSettings,
+    check_settings,
+    has_io_process,
+)
 from headrace_engine.threads import beside, in_thread, leave_if_busy
 
 log = get_logger(__name__)
@@ -84,13 +88,18 @@ class EngineProcess:
         settings: EngineSettings,
         hidden: EngineSecrets,
         *,
-        load: Callable[[EngineSettings, Callable[[int], None]], LoadedModel] = load_model,
+        load: Load = load_model,
+        command: Sequence[str] = CHILD,
         clock: Clock | None = None,
     ) -> None:
+        """``load`` brings the model; where the engine has a process of its own, ``command`` is
+        what Python runs there, and does.
+        """
         self._settings = settings
         self._hidden = hidden
         self._ready_file = ReadyFile(settings.ready_file)
         self._load = load
+        self._command = command
         self._clock = clock if clock is not None else SystemClock()
         self._registry = Registry("engine")
         self._tracing = Tracing()
@@ -156,11 +165,12 @@ class EngineProcess:
             life.push("wire", wire.close)
             if self._settings.sole_name:
                 await self._while_running(self._supersede(wire))
+            host = self._make_host()
+            life.push("engine", host.close)
             async with beside(self._beat_while_loading(wire)):
-                core = await self._while_running(in_thread("loader", self._make_core))
-            life.push("executor", partial(in_thread, "executor close", core.executor.close))
-            await self._while_running(self._publish(wire, core))
-            return await self._serve(wire, core, admin.port)
+                served = await self._while_running(self._load_engine(host))
+            await self._while_running(self._publish(wire, served))
+            return await self._serve(wire, host, served, admin.port)
 
     def _open_port(self) -> AdminServer:
         host, port = self._settings.http_host, self._settings.http_port
@@ -205,8 +215,12 @@ class EngineProcess:
                 log.warning("engine.supersedes", leases=ended)
             return
 
-    def _make_core(self) -> Core:
-        """Runs on the loader thread."""
+    def _make_host(self) -> Host:
+        if has_io_process(self._settings):
+            return ProcessHost(self._settings, self._engine, self._command)
+        return ThreadHost(self._settings, self._load, self._clock, self._engine)
+
+    async def _load_engine(self, host: Host) -> Served:
         self._phase = "loading"
         say = percent_log()
 
@@ -214,16 +228,15 @@ class EngineProcess:
             self._phase = f"loading {value} %"
             say(value)
 
-        model = self._load(self._settings, percent)
-        core = build_core(self._settings, model, self._clock)
+        served = await host.load(percent)
         log.info(
             "model.loaded",
-            model=model.name,
-            architecture=model.executor.shape.architecture,
-            context_tokens=core.settings.session_tokens,
-            pool_tokens=core.settings.pool_tokens,
+            model=served.name,
+            architecture=served.shape.architecture,
+            context_tokens=served.settings.session_tokens,
+            pool_tokens=served.settings.pool_tokens,
         )
-        return core
+        return served
 
     async def _beat_while_loading(self, wire: EngineWire) -> None:
         ttl_ms = self._settings.lease_ms
@@ -234,112 +247,84 @@ class EngineProcess:
                 await wire.beat_engine(info, ttl_ms=ttl_ms)
             await asyncio.sleep(ttl_ms / 3000)
 
-    async def _publish(self, wire: EngineWire, core: Core) -> None:
+    async def _publish(self, wire: EngineWire, served: Served) -> None:
         self._phase = "publishing the model card"
         link = Link(self._clock)
         while True:
             try:
-                await self._put_card(wire, core)
+                await self._put_card(wire, served)
             except TransportUnavailable as error:
                 await link.failed(error)
             else:
                 return
 
-    async def _put_card(self, wire: EngineWire, core: Core) -> None:
-        await publish_card(wire, core.model, core.settings, created_s=self._clock.wall_ms() // 1000)
+    async def _put_card(self, wire: EngineWire, served: Served) -> None:
+        created_s = self._clock.wall_ms() // 1000
+        await publish_card(wire, served, served.settings, created_s=created_s)
 
-    async def _serve(self, wire: EngineWire, core: Core, port: int) -> int:
-        intake = self._make_intake(wire, core)
-        core.loop.garbage = Garbage()  # this process is one engine's: its loop says when to collect
+    async def _serve(self, wire: EngineWire, host: Host, served: Served, port: int) -> int:
+        intake = self._make_intake(wire, host, served)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(intake.run(), name="intake")
-            engine = group.create_task(_outcome(in_thread("engine", core.loop.run)))
-            io = asyncio.get_running_loop()
-
-            def hand_over(batch: list[PassOutputs]) -> None:
-                io.call_soon_threadsafe(intake.take, batch)
-
-            signal = group.create_task(in_thread("signal", partial(pump, core.door, hand_over)))
+            engine = group.create_task(host.run(intake.take), name="engine")
             stopping = group.create_task(self._stopping.wait())
             await intake.keeper.ready()
             self._intake = intake
             self._announce(port)
             await asyncio.wait({engine, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            failure = await self._stop(intake, core, engine, signal)
-            for task in (running, stopping, signal):
+            failure = await self._stop(intake, host, engine)
+            for task in (running, stopping):
                 task.cancel()
         await _within(_LAST_STEP_S, wire.leave_engine(intake.keeper.info()))
-        self._close_journal(core, failed=failure is not None)
         if failure is not None:
             raise EngineFailed(f"{type(failure).__name__}: {failure}") from failure
         log.info("engine.stopped")
         return OK
 
-    def _close_journal(self, core: Core, *, failed: bool) -> None:
-        if core.journal_file is not None:
-            core.journal_file.close()
-            if core.journal_file.error is not None:
-                log.warning("journal.incomplete", reason=str(core.journal_file.error))
-        if not failed:
-            return
-        try:
-            path = keep_journal(core, self._settings, self._engine)
-        except OSError as error:
-            log.error("journal.lost", reason=str(error))
-            return
-        if path is not None:
-            log.error("journal.kept", file=str(path), read_with="headrace replay")
-
     async def _stop(
-        self,
-        intake: Intake,
-        core: Core,
-        engine: asyncio.Task[BaseException | None],
-        signal: asyncio.Task[None],
+        self, intake: Intake, host: Host, engine: asyncio.Task[BaseException | None]
     ) -> BaseException | None:
-        """Drains, or cleans up after an engine thread that ended by itself. Its error, if any."""
+        """Drains, or cleans up after an engine that ended by itself. Its error, if any."""
         self._ready_file.remove()
+        if not engine.done():
+            await _unless_done(engine, intake.drain(self._grace_s))
         if engine.done():
-            await _within(_LAST_STEP_S, asyncio.shield(signal))  # the last outputs are in now
             await intake.abandon()
-            return engine.result() or EngineFailed("the engine thread ended by itself")
-        await intake.drain(self._grace_s)
-        core.door.close()
+            return engine.result() or EngineFailed("the engine ended by itself")
+        host.door.close()
         try:
             async with asyncio.timeout(_LAST_STEP_S):
-                failure = await asyncio.shield(engine)
-                await asyncio.shield(signal)
-                return failure
+                return await asyncio.shield(engine)
         except TimeoutError:
             log.error("engine.did_not_stop", seconds=_LAST_STEP_S)
             engine.cancel()
             return None
 
-    def _make_intake(self, wire: EngineWire, core: Core) -> Intake:
+    def _make_intake(self, wire: EngineWire, host: Host, served: Served) -> Intake:
         def drain(grace_s: float | None) -> None:
             self._grace_s = self._settings.drain_s if grace_s is None else grace_s
             self._stopping.set()
 
         return Intake(
             wire=wire,
-            door=core.door,
+            door=host.door,
             engine=self._engine,
             bounds=Bounds(
-                model=core.model.name,
-                vocabulary=core.model.executor.shape.vocabulary,
-                context_tokens=core.settings.session_tokens,
+                model=served.name,
+                vocabulary=served.shape.vocabulary,
+                context_tokens=served.settings.session_tokens,
             ),
             settings=IntakeSettings(
-                slots=core.settings.max_batch,
-                max_waiting=core.settings.max_waiting,
+                slots=served.settings.max_batch,
+                max_waiting=served.settings.max_waiting,
                 lease_ms=self._settings.lease_ms,
                 stall_s=self._settings.stall_s,
                 buffer_tokens=self._settings.buffer_tokens,
             ),
-            snapshot=core.loop.metrics.get,
+            snapshot=host.snapshot,
             registry=self._registry,
             clock=self._clock,
-            put_card=partial(self._put_card, wire, core),
+            put_card=partial(self._put_card, wire, served),
             drain=drain,
             tracing=self._tracing,
         )
@@ -355,15 +340,14 @@ def process_id(name: str | None) -> str:
     return f"{base}-{secrets.token_hex(BOOT_NONCE // 2)}"
 
 
-async def _outcome(work: Coroutine[object, object, None]) -> BaseException | None:
-    """The error that ended ``work``, or None: a thread's end is an event, not a crash of ours."""
-    try:
-        await work
-    except asyncio.CancelledError:
-        raise
-    except BaseException as error:
-        return error
-    return None
+async def _unless_done(
+    engine: asyncio.Task[BaseException | None], work: Coroutine[object, object, None]
+) -> None:
+    """Returns when ``work`` is done, or the engine is: then ``work`` is cancelled."""
+    async with asyncio.TaskGroup() as group:
+        working = group.create_task(work)
+        await asyncio.wait({engine, working}, return_when=asyncio.FIRST_COMPLETED)
+        working.cancel()
 
 
 async def _within(

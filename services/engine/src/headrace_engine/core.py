@@ -9,15 +9,18 @@ from typing import Final
 
 from headrace_kit.clock import Clock
 from headrace_kit.errors import SettingsError
+from headrace_kit.log import get_logger
 
 from headrace_engine.executor.thread import ExecutorThread
-from headrace_engine.intake.gateway import EngineGateway
+from headrace_engine.intake.gateway import EngineGateway, OutputSink
 from headrace_engine.loading import LoadedModel, fit
 from headrace_engine.loop.thread import EngineLoop, executor_limits
 from headrace_engine.scheduler.journal import Journal
 from headrace_engine.scheduler.journal_file import JournalFile, write_journal
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.settings import EngineSettings
+
+log = get_logger(__name__)
 
 JOURNALS_KEPT: Final = 5
 """Of engines that failed, in a `journal_dir` of their own."""
@@ -36,8 +39,15 @@ class Core:
     """To be closed once the engine thread has ended."""
 
 
-def build_core(settings: EngineSettings, model: LoadedModel, clock: Clock) -> Core:
+def build_core(
+    settings: EngineSettings,
+    model: LoadedModel,
+    clock: Clock,
+    outputs: OutputSink | None = None,
+) -> Core:
     """Sizes and builds everything below intake, and starts the executor thread.
+
+    ``outputs``: where the engine's outputs go, instead of waiting at the door.
 
     Raises ``ModelRejected`` where the settings do not fit the model, ``SettingsError`` where the
     journal's file cannot be written.
@@ -45,7 +55,7 @@ def build_core(settings: EngineSettings, model: LoadedModel, clock: Clock) -> Co
     numbers = fit(settings, model.executor)
     limits = executor_limits(numbers, model.executor.block_bytes(numbers.block_tokens))
     journal, sink = open_journal(settings)
-    door = EngineGateway(clock)
+    door = EngineGateway(clock, outputs)
     executor = ExecutorThread(model.executor, limits)
     executor.start()
     loop = EngineLoop(door, executor, numbers, clock, model.executor.shape, journal=journal)
@@ -63,6 +73,23 @@ def open_journal(settings: EngineSettings) -> tuple[Journal | None, JournalFile 
         except OSError as error:
             raise SettingsError([f"journal_file {settings.journal_file}: {error}"]) from error
     return Journal(settings.journal_bytes, sink), sink
+
+
+def end_journal(core: Core, settings: EngineSettings, engine: str, *, failed: bool) -> None:
+    """Closes the journal's file, and keeps the journal of an engine thread that ``failed``."""
+    if core.journal_file is not None:
+        core.journal_file.close()
+        if core.journal_file.error is not None:
+            log.warning("journal.incomplete", reason=str(core.journal_file.error))
+    if not failed:
+        return
+    try:
+        path = keep_journal(core, settings, engine)
+    except OSError as error:
+        log.error("journal.lost", reason=str(error))
+        return
+    if path is not None:
+        log.error("journal.kept", file=str(path), read_with="headrace replay")
 
 
 def keep_journal(core: Core, settings: EngineSettings, engine: str) -> Path | None:

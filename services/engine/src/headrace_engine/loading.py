@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Final, Protocol, assert_never
 
 from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import ModelCard
@@ -16,7 +16,7 @@ from headrace_transport.interface import EngineWire
 
 from headrace_engine.cache.registry import state_blocks
 from headrace_engine.errors import ModelRejected
-from headrace_engine.executor.base import Executor, ExecutorLimits, MeasuresItsMemory
+from headrace_engine.executor.base import Executor, ExecutorLimits, MeasuresItsMemory, ModelShape
 from headrace_engine.executor.echo import EchoExecutor
 from headrace_engine.memory.objects import align_up
 from headrace_engine.model.families.llama import gguf_architecture, hf_architecture
@@ -47,6 +47,22 @@ class LoadedModel:
     executor: Executor
     tokenizer: TokenizerFiles | None
     """None: an echo engine without one; gateways cannot tokenize for it."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """The executor's."""
+        return self.executor.shape
+
+
+class CardFacts(Protocol):
+    """What a card says of a model. ``LoadedModel`` has it, and so has whoever was told."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> ModelShape: ...
+    @property
+    def tokenizer(self) -> TokenizerFiles | None: ...
 
 
 def load_model(settings: EngineSettings, percent: Percent) -> LoadedModel:
@@ -162,13 +178,13 @@ def _cache_bytes(settings: EngineSettings, executor: Executor, context_tokens: i
 
 
 async def publish_card(
-    wire: EngineWire, model: LoadedModel, core: SchedulerSettings, *, created_s: int
+    wire: EngineWire, model: CardFacts, core: SchedulerSettings, *, created_s: int
 ) -> None:
     """Writes the tokenizer's files, the tenants' weights and the card. Again changes nothing.
 
     ``created_s`` is for a card that is not there yet, or is of other weights.
     """
-    shape = model.executor.shape
+    shape = model.shape
     old = await wire.card(model.name)
     same = old is not None and old.weights_version == shape.weights_version
     card = ModelCard(

@@ -59,6 +59,9 @@ class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
     KV cache gets what weights, scratch and graphs leave, unless its size is set. Only on `cuda`."""
     cache_blocks: int | None = setting(None, ge=1, unit="blocks")
     """Size of the KV cache in blocks; wins over `cache_bytes`. For tests and experiments."""
+    io_process: Literal["auto", "on", "off"] = setting("auto")
+    """Whether the server, leases, frames and metrics are served by a process of their own, so that
+    they never keep the engine from its next pass. `auto` is `on` for `cuda`, whose steps are short."""
     phases: int = setting(2, ge=1, le=2, unit="batches")
     """Batches in flight: 2 plans one while the device runs another."""
     prefix_cache: bool = setting(True)
@@ -168,6 +171,13 @@ DEFAULT_CACHE_BYTES: Final = 1 << 30
 def block_tokens(settings: EngineSettings) -> int:
     """Tokens of one cache block, as set or as it suits the executor."""
     return settings.block_tokens or (64 if settings.executor == "cuda" else 16)
+
+
+def has_io_process(settings: EngineSettings) -> bool:
+    """Whether io runs in a process of its own, as set or as it suits the executor."""
+    if settings.io_process == "auto":
+        return settings.executor == "cuda"
+    return settings.io_process == "on"
 
 
 def check_settings(settings: EngineSettings) -> None:

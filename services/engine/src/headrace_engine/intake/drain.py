@@ -71,6 +71,9 @@ class Drainer:
         self._keeper.state = "draining"
         await self._within(_EXCHANGE_S, self._stop_claiming())
         await self._hand_back_waiting()
+        for held in self._desk.holdings:
+            if not held.over:  # a process that died has said nothing of it
+                self._desk.let_go(held, "failed")
 
     async def _hand_back_waiting(self) -> None:
         await self._hand_back(

@@ -63,6 +63,18 @@ class EngineDoor(Protocol):
         ...
 
 
+class OutputSink(Protocol):
+    """Where outputs go: to a mailbox of this process, or out of it."""
+
+    def put(self, item: PassOutputs) -> None:
+        """Gives outputs away; never waits. Any thread."""
+        ...
+
+    def close(self) -> None:
+        """Nothing follows."""
+        ...
+
+
 class EngineGateway:
     """The engine's door.
 
@@ -70,8 +82,10 @@ class EngineGateway:
     request is answered here, by the canceller's thread; every other cancel travels with the pop.
     """
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        """``clock`` is the engine's: it dates the arrival of requests."""
+    def __init__(self, clock: Clock | None = None, outputs: OutputSink | None = None) -> None:
+        """``clock`` is the engine's: it dates the arrival of requests. With ``outputs``, what is
+        told goes there, and ``take_outputs`` has nothing to take.
+        """
         self._clock = clock or SystemClock()
         self._monitor = Monitor()
         self._queue: dict[RequestHandle, tuple[Request, float]] = {}
@@ -83,7 +97,8 @@ class EngineGateway:
         self._aborting = False
         self._told = False
         """Whether a pop has said that the door is draining or aborting."""
-        self._outputs: Mailbox[PassOutputs] = Mailbox()
+        self._mailbox: Mailbox[PassOutputs] = Mailbox()
+        self._outputs: OutputSink = self._mailbox if outputs is None else outputs
 
     # any thread
 
@@ -166,7 +181,7 @@ class EngineGateway:
 
     def take_outputs(self, timeout_s: float) -> list[PassOutputs] | None:
         """Everything notified since the last call; None once finished and empty."""
-        return self._outputs.take_all(timeout_s)
+        return self._mailbox.take_all(timeout_s)
 
     def _has_news(self) -> bool:
         return bool(self._queue or self._cancels) or (self._draining and not self._told)
