@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2_grpc
-from headrace_contracts.pb.inference_pb2 import GenerateEvent, GenerateRequest
+from headrace_contracts.pb.inference_pb2 import GenerateEvent, GenerateRequest, ResumeRequest
 from headrace_contracts.pb.inference_pb2_grpc import InferenceStub
 from headrace_gateway.auth.keys import Authenticator, KeyStore
 from headrace_gateway.rpc.server import RpcServer
@@ -43,14 +43,26 @@ class Served:
         request = GenerateRequest(model=MODEL, **fields)
         return self.inference.Generate(request, metadata=self.metadata, timeout=timeout)
 
+    def resume(self, request: str, after: str) -> Any:
+        """A running Resume call."""
+        return self.inference.Resume(
+            ResumeRequest(id=request, after=after), metadata=self.metadata, timeout=20
+        )
+
 
 @asynccontextmanager
-async def served(tracing: Tracing | None = None, **settings: Any) -> AsyncGenerator[Served]:
-    """The server, started and stopped."""
-    stack = Stack()
-    gateway = stack.gateway(grpc_port=0, **settings)
+async def served(
+    tracing: Tracing | None = None, *, beside: Served | None = None, **settings: Any
+) -> AsyncGenerator[Served]:
+    """The server, started and stopped. ``beside``: a second gateway of that one's stack and key."""
+    stack = Stack() if beside is None else beside.stack
+    name = "gateway-a" if beside is None else "gateway-b"
+    gateway = stack.gateway(name, grpc_port=0, **settings)
     wire = MemoryGatewayWire(stack.broker)
-    token, _ = await KeyStore(wire, PEPPER, SystemClock()).create(name="test")
+    if beside is None:
+        token, _ = await KeyStore(wire, PEPPER, SystemClock()).create(name="test")
+    else:
+        token = beside.key
     auth = Authenticator(wire, PEPPER, SystemClock(), cache_s=0)
     async with gateway.running() as service:
         await stack.engine.appear()

@@ -150,8 +150,12 @@ class Draining(ComeBackLater):
 class HandedOver(Draining):
     """The stream ends here and its request goes on: another gateway can take it up."""
 
-    def __init__(self, *, within_s: float) -> None:
-        """``within_s``: how long the request waits for a reader."""
+    def __init__(self, *, within_s: float, place: tuple[str, str] | None = None) -> None:
+        """``within_s``: how long the request waits for a reader. ``place``: id and cursor at which
+        the one who is told reads on.
+        """
+        self.within_s = within_s
+        self.place = place
         super().__init__(
             f"This gateway is shutting down. The request goes on: within {within_s:g} s, read on "
             "after the last id that you have.",

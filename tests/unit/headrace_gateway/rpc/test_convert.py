@@ -84,12 +84,12 @@ def test_a_delta_becomes_an_event_with_what_was_asked_for() -> None:
     top = TopToken(8, "b", b"b", -2.0)
     info = TokenInfo(7, "a", b"a", -1.0, [top])
     delta = Delta(2, "a", (7,), (info,), 1, FinishReason.LENGTH)
-    event = event_of("r", delta, token_ids=False)
-    assert (event.id, event.index, event.text) == ("r", 2, "a")
+    event = event_of("r", delta, "1", token_ids=False)
+    assert (event.id, event.index, event.text, event.cursor) == ("r", 2, "a", "1")
     assert list(event.token_ids) == []
     assert event.finish == codes_pb2.FINISH_REASON_LENGTH
     assert event.logprobs[0].top[0].token == "b"
-    assert list(event_of("r", delta, token_ids=True).token_ids) == [7]
+    assert list(event_of("r", delta, "1", token_ids=True).token_ids) == [7]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_choice_that_failed_is_an_error(
     finish: FinishReason, code: Code | None, kind: type[GatewayError], becomes: Code
 ) -> None:
     with pytest.raises(kind) as caught:
-        event_of("r", Delta(0, "", (), (), 0, finish, code, "why"), token_ids=False)
+        event_of("r", Delta(0, "", (), (), 0, finish, code, "why"), "0", token_ids=False)
     assert caught.value.code is becomes
     assert caught.value.message == "why"
 

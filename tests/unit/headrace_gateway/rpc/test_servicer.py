@@ -199,3 +199,29 @@ async def test_each_call_has_a_span_below_its_callers() -> None:
         (grpc.StatusCode.INVALID_ARGUMENT.value[0], "invalid_request", False),
         (grpc.StatusCode.UNAVAILABLE.value[0], "no_engine", True),
     ]
+
+
+async def test_a_stream_that_is_cut_off_says_where_to_read_on_and_is_resumed() -> None:
+    async with served(handover_s=60) as it:
+        call = it.generate(text="x", max_tokens=9)
+        [claimed] = await it.stack.engine.claim()
+        await it.stack.engine.say(claimed, "ab")
+        first = await call.read()
+        assert (first.text, first.cursor) == ("ab", str(len(toy_ids("ab"))))
+        await it.gateway.service.drain(0)
+        failure = await failure_of(call)
+        assert failure.code() is grpc.StatusCode.UNAVAILABLE
+        trailers = dict(failure.trailing_metadata())
+        assert trailers["headrace-code"] == "draining"
+        place = (trailers["headrace-resume-id"], trailers["headrace-resume-after"])
+        assert place == (claimed.record.id, first.cursor)
+
+        async with served(beside=it) as other:
+            rest = other.resume(*place)
+            await it.stack.engine.obey_attach(claimed)
+            await it.stack.engine.say(claimed, "cd", finish=FinishReason.LENGTH)
+            events = await events_of(rest)
+            assert "".join(event.text for event in events) == "cd"
+            assert events[-1].usage.completion_tokens == len(toy_ids("abcd"))
+            missing = await failure_of(other.resume("cmpl-none", ""))
+            assert missing.code() is grpc.StatusCode.NOT_FOUND

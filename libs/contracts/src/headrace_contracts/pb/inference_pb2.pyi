@@ -98,7 +98,7 @@ class TokenLogprob(_message.Message):
     def __init__(self, id: _Optional[int] = ..., token: _Optional[str] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
-    __slots__ = ("id", "index", "text", "token_ids", "logprobs", "finish", "usage")
+    __slots__ = ("id", "index", "text", "token_ids", "logprobs", "finish", "usage", "cursor")
     ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +106,7 @@ class GenerateEvent(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
     id: str
     index: int
     text: str
@@ -113,7 +114,18 @@ class GenerateEvent(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     finish: _codes_pb2.FinishReason
     usage: _queue_pb2.Usage
-    def __init__(self, id: _Optional[str] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., finish: _Optional[_Union[_codes_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_queue_pb2.Usage, _Mapping]] = ...) -> None: ...
+    cursor: str
+    def __init__(self, id: _Optional[str] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., finish: _Optional[_Union[_codes_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_queue_pb2.Usage, _Mapping]] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class ResumeRequest(_message.Message):
+    __slots__ = ("id", "after", "return_token_ids")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    after: str
+    return_token_ids: bool
+    def __init__(self, id: _Optional[str] = ..., after: _Optional[str] = ..., return_token_ids: _Optional[bool] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("id",)

@@ -39,6 +39,11 @@ class InferenceStub:
                 request_serializer=headrace_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_inference__pb2.GenerateEvent.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_stream(
+                '/headrace.v1.Inference/Resume',
+                request_serializer=headrace_dot_v1_dot_inference__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_inference__pb2.GenerateEvent.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/headrace.v1.Inference/Cancel',
                 request_serializer=headrace_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
@@ -56,6 +61,13 @@ class InferenceServicer:
 
     def Generate(self, request, context):
         """Generates text; the stream ends after the last choice's `finish`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Reads on in the stream of a request, at any gateway.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -80,6 +92,11 @@ def add_InferenceServicer_to_server(servicer, server):
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=headrace_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_inference__pb2.GenerateEvent.SerializeToString,
+            ),
+            'Resume': grpc.unary_stream_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=headrace_dot_v1_dot_inference__pb2.ResumeRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_inference__pb2.GenerateEvent.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
@@ -119,6 +136,33 @@ class Inference:
             target,
             '/headrace.v1.Inference/Generate',
             headrace_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
+            headrace_dot_v1_dot_inference__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/headrace.v1.Inference/Resume',
+            headrace_dot_v1_dot_inference__pb2.ResumeRequest.SerializeToString,
             headrace_dot_v1_dot_inference__pb2.GenerateEvent.FromString,
             options,
             channel_credentials,

@@ -57,16 +57,17 @@ def call_of(
         request_id=request_id,
         cache_salt=request.cache_salt,
         deadline_s=deadline_s,
+        resumable=True,
         span=span,
     )
 
 
-def event_of(call_id: str, delta: Delta, *, token_ids: bool) -> GenerateEvent:
+def event_of(call_id: str, delta: Delta, cursor: str, *, token_ids: bool) -> GenerateEvent:
     """A delta as a message. Raises the error that a failed choice ended with."""
     failure = failure_of(delta)
     if failure is not None:
         raise failure
-    event = GenerateEvent(id=call_id, index=delta.index, text=delta.text)
+    event = GenerateEvent(id=call_id, index=delta.index, text=delta.text, cursor=cursor)
     if token_ids:
         event.token_ids.extend(delta.token_ids)
     event.logprobs.extend(map(_logprob, delta.tokens))

@@ -16,13 +16,15 @@ from headrace_contracts.pb.inference_pb2 import (
     ListModelsRequest,
     ListModelsResponse,
     Model,
+    ResumeRequest,
 )
 from headrace_kit.log import get_logger
 from headrace_kit.traces import Span, Tracing
 
 from headrace_gateway.auth.keys import Authenticator
-from headrace_gateway.errors import GatewayError, Internal, RequestNotFound
+from headrace_gateway.errors import GatewayError, HandedOver, Internal, RequestNotFound
 from headrace_gateway.inference.calls import Caller, Delta, Done
+from headrace_gateway.inference.running import Running
 from headrace_gateway.inference.service import InferenceService
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.rpc.convert import call_of, event_of, usage_of
@@ -32,6 +34,8 @@ from headrace_gateway.rpc.statuses import STATUS_CODES, Context, refuse, status_
 log = get_logger(__name__)
 
 SERVICE: Final = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+MAX_CURSOR: Final = 1024
+"""Characters of a cursor that a trailer carries."""
 SERVER_FAULTS: Final = frozenset(
     {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
 )
@@ -64,6 +68,13 @@ class InferenceServicer:
         """Streams a call's events. The client's deadline travels to the engine as what is left."""
         async with self._answering("Generate", context) as span:
             await self._generate(request, context, span)
+
+    async def Resume(self, request: ResumeRequest, context: Context) -> None:
+        """Streams what comes after a cursor in a request of the same key."""
+        async with self._answering("Resume", context) as span:
+            caller = await self._caller(context)
+            running = await self._service.resume(request.id, request.after, caller, span=span)
+            await _stream(running, context, token_ids=request.return_token_ids)
 
     async def Cancel(self, request: CancelRequest, context: Context) -> CancelResponse:
         """Cancels a request of the same key, wherever it is."""
@@ -137,24 +148,7 @@ class InferenceServicer:
         )
         span.set({"gen_ai.request.stream": True})
         running = await self._service.start(call)
-        try:
-            await context.send_initial_metadata((("x-request-id", running.id),))
-            held: GenerateEvent | None = None
-            async for event in running:
-                if isinstance(event, Delta):
-                    if held is not None:
-                        await context.write(held)
-                    # the last one waits for the usage, which travels with it
-                    held = event_of(running.id, event, token_ids=request.return_token_ids)
-                    if event.finish is None:
-                        await context.write(held)
-                        held = None
-                elif isinstance(event, Done):
-                    last = held or GenerateEvent(id=running.id)
-                    last.usage.CopyFrom(usage_of(event.usage))
-                    await context.write(last)
-        finally:
-            await running.aclose()
+        await _stream(running, context, token_ids=request.return_token_ids)
 
     async def _caller(self, context: Context) -> Caller:
         header = metadata_value(context.invocation_metadata(), "authorization")
@@ -168,6 +162,33 @@ class InferenceServicer:
         if left_s is None or left_s > self._max_deadline_s:
             return None
         return left_s
+
+
+async def _stream(running: Running, context: Context, *, token_ids: bool) -> None:
+    """Writes a call's events out until its end. The call is closed however that comes."""
+    held: GenerateEvent | None = None
+    try:
+        await context.send_initial_metadata((("x-request-id", running.id),))
+        async for event in running:
+            if isinstance(event, Delta):
+                if held is not None:
+                    await context.write(held)
+                # the last one waits for the usage, which travels with it
+                held = event_of(running.id, event, running.cursor, token_ids=token_ids)
+                if event.finish is None:
+                    await context.write(held)
+                    held = None
+            elif isinstance(event, Done):
+                last = held or GenerateEvent(id=running.id, cursor=running.cursor)
+                last.usage.CopyFrom(usage_of(event.usage))
+                await context.write(last)
+    except HandedOver as error:
+        if held is not None:
+            await context.write(held)
+        place = (running.id, running.cursor) if len(running.cursor) <= MAX_CURSOR else None
+        raise HandedOver(within_s=error.within_s, place=place) from error
+    finally:
+        await running.aclose()
 
 
 def _text(value: str | bytes | None) -> str:

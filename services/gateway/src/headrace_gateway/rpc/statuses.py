@@ -8,7 +8,7 @@ import grpc
 from headrace_contracts.codes import STATUS
 from headrace_kit.log import get_logger
 
-from headrace_gateway.errors import GatewayError
+from headrace_gateway.errors import GatewayError, HandedOver
 
 log = get_logger(__name__)
 
@@ -29,5 +29,8 @@ async def refuse(context: Context, error: GatewayError) -> NoReturn:
         trailers.append(("headrace-param", error.param))
     if error.retry_after_s is not None:
         trailers.append(("retry-after", str(error.retry_after_s)))
+    if isinstance(error, HandedOver) and error.place is not None:
+        request_id, cursor = error.place
+        trailers += [("headrace-resume-id", request_id), ("headrace-resume-after", cursor)]
     await context.abort(status_of(error), error.message, tuple(trailers))
     raise AssertionError("abort always raises")
