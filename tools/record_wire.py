@@ -62,11 +62,20 @@ def record(folder: Path) -> None:
         "server.json": lambda: dumped,
         "seen.json": lambda: seen,
     }
+    if same_but_for_times(folder / "server.json", dumped):
+        del made["server.json"]  # no difference that a reader would have to look through
     for name, make in made.items():
         (folder / name).write_text(json.dumps(make(), indent=1, ensure_ascii=False) + "\n")
     journal, _ = recorded(requests=3)
     write_journal(journal, folder / "journal.jsonl")
     (folder / "journal.jsonl").chmod(0o644)
+
+
+def same_but_for_times(path: Path, dumped: dict[str, Any]) -> bool:
+    """Whether a server's content was recorded before."""
+    if not path.exists():
+        return False
+    return wire.undated_keys(json.loads(path.read_text())) == wire.undated_keys(dumped)
 
 
 def main() -> int:
