@@ -209,9 +209,10 @@ async def test_a_stream_that_is_cut_off_says_where_to_read_on_and_is_resumed() -
         first = await call.read()
         assert (first.text, first.cursor) == ("ab", str(len(toy_ids("ab"))))
         await it.gateway.service.drain(0)
-        failure = await failure_of(call)
-        assert failure.code() is grpc.StatusCode.UNAVAILABLE
-        trailers = dict(failure.trailing_metadata())
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        trailers = {key: str(value) for key, value in caught.value.trailing_metadata() or ()}
         assert trailers["headrace-code"] == "draining"
         place = (trailers["headrace-resume-id"], trailers["headrace-resume-after"])
         assert place == (claimed.record.id, first.cursor)
