@@ -17,9 +17,17 @@ from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.state.request import MediaSpan
 from headrace_engine.state.sequence import Status
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from support.engine import Rig, TokenExactExecutor, image, true_tokens
+from support.engine import RecurrentExecutor, Rig, TokenExactExecutor, image, true_tokens
 from support.engine_machine import IMAGES
-from support.naive_blocks import NaiveBlock, NaiveSequence, Name, Path, Symbol
+from support.naive_blocks import (
+    NaiveBlock,
+    NaiveSequence,
+    NaiveState,
+    NaiveThing,
+    Name,
+    Path,
+    Symbol,
+)
 from support.naive_engine import NaiveEngine, NaiveRequest
 
 PREFIXES = [[], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9, 9, 9, 9], [5] * 12]
@@ -50,6 +58,7 @@ class LockstepMachine(RuleBasedStateMachine):
     phases: int
     fold: Any
     colliding: bool
+    recurrent: bool = False
 
     @initialize(
         blocks=st.sampled_from([8, 9, 12, 20]),
@@ -61,6 +70,8 @@ class LockstepMachine(RuleBasedStateMachine):
         prompt=st.sampled_from(["all", "all", "auto"]),
         generation=st.sampled_from(["all", "all", "auto", "none"]),
         ageing_s=st.sampled_from([None, 3.0, 15.0]),
+        interval=st.sampled_from([1, 4, 8, 64]),
+        skip=st.sampled_from([1, 1, 3]),
     )
     def start(
         self,
@@ -73,6 +84,8 @@ class LockstepMachine(RuleBasedStateMachine):
         prompt: Literal["all", "auto"],
         generation: Literal["all", "auto", "none"],
         ageing_s: float | None,
+        interval: int,
+        skip: int,
     ) -> None:
         """Both, with the same settings."""
         settings = SchedulerSettings(
@@ -91,14 +104,21 @@ class LockstepMachine(RuleBasedStateMachine):
             cache_prompt=prompt,
             cache_generation=generation,
             ageing_s=ageing_s,
+            cache_checkpoint_interval=interval,
+            cache_prompt_boundary_skip=skip,
             audit=True,
         )
-        self.executor = TokenExactExecutor()
+        # A state of one part takes the memory of one block.
+        self.executor = RecurrentExecutor((8,)) if self.recurrent else TokenExactExecutor()
         self.rig = Rig(settings, self.executor, fold=type(self).fold)
         self.chosen: deque[tuple[Name, int] | None] = deque()
         self.rig.scheduler.pool.trie = NotingTrie(type(self).fold, self._note)
         self.naive = NaiveEngine(
-            settings, self._fails, self.chosen.popleft, colliding=type(self).colliding
+            settings,
+            self._fails,
+            self.chosen.popleft,
+            colliding=type(self).colliding,
+            recurrent=self.recurrent,
         )
         self.plan: PassPlan | None = None
         self.shown: tuple[list[int], list[tuple[int, ...]]] = ([], [])
@@ -180,7 +200,8 @@ class LockstepMachine(RuleBasedStateMachine):
         earlier = self.rig.requests[handle]
         prompt = [*earlier.prompt.tolist(), *self.rig.tokens(handle, choice)]
         media = earlier.media
-        self._push([*prompt[:29], 7], 3, 1, frozenset(), earlier.tenant, 1, b"", 0, media)
+        most = min(29, self.rig.settings.pool_tokens - 2)
+        self._push([*prompt[:most], 7], 3, 1, frozenset(), earlier.tenant, 1, b"", 0, media)
 
     def _push(
         self,
@@ -201,7 +222,10 @@ class LockstepMachine(RuleBasedStateMachine):
         limit = min(len(prompt) + new, settings.session_tokens, settings.pool_tokens)
         given = min(given, limit - len(prompt))
         futures = [
-            true_tokens(prompt, limit - len(prompt), choice=c, media=media) for c in range(n)
+            true_tokens(
+                prompt, limit - len(prompt), choice=c, media=media, recurrent=self.recurrent
+            )
+            for c in range(n)
         ]
         handle = self.rig.push(
             prompt,
@@ -336,6 +360,15 @@ class LockstepMachine(RuleBasedStateMachine):
         assert (sequence.slot is not None) == expected.has_slot
         holder = residents.holders.get(expected.number)
         blocks = [] if holder is None else holder.blocks
+        frontier = None if holder is None else holder.frontier
+        if frontier is None or holder is None:
+            assert expected.frontier is None
+        else:
+            naive = expected.frontier
+            assert naive is not None
+            assert (frontier.allocated, frontier.valid) == (naive.memory, naive.valid)
+            assert holder.checkpointed == expected.checkpointed
+            assert not frontier.valid or frontier.offset == naive.position
         assert [_state(b) for b in blocks] == [self._naive_state(b) for b in expected.blocks]
         if sequence.slot is None:
             assert sequence.tokens[: sequence.length].tolist() == expected.tokens
@@ -353,7 +386,8 @@ class LockstepMachine(RuleBasedStateMachine):
     def _naive_state(self, block: NaiveBlock) -> tuple[Any, ...]:
         holders = [h.number for h in block.holders]
         refs = self.naive.blocks.refs(block)
-        return (block.path is not None, block.memory, block.valid, refs, holders)
+        states = [(s.position, s.publisher, sorted(s.origins)) for s in block.states]
+        return (block.path is not None, block.memory, block.valid, refs, holders, states)
 
     def _compare_blocks(self) -> None:
         pool, naive = self.rig.scheduler.pool, self.naive.blocks
@@ -363,17 +397,25 @@ class LockstepMachine(RuleBasedStateMachine):
         assert offers == [
             ((b.maker, b.index), b.offer, b.written, self._naive_state(b)) for b in naive.offered
         ]
-        cached = [self._name(slot.owner) for slot in pool.slots.sorted]
-        expected = [(b.maker, b.index) for b in naive.cached()]
+        cached = [self._thing(slot.owner) for slot in pool.slots.sorted]
+        expected = [_naive_thing(thing) for thing in naive.cached()]
         assert cached == expected, "not taken in the order of last use"
         stats = self.rig.scheduler.cache_stats()
+        things = naive.things()
         memory = [b for b in naive.everything() if b.memory]
         leaving = [b for b in memory if b.holders and all(h.status == "ended" for h in b.holders)]
         assert stats.free_blocks == naive.free
-        assert stats.cached_blocks == len(cached)
+        assert stats.cached_blocks == sum(position is None for _, _, position in cached)
+        assert stats.state_blocks == sum(isinstance(t, NaiveState) and t.memory for t in things)
         assert stats.in_flight_blocks == len(leaving)
-        assert stats.held_blocks == len(memory) - len(cached) - len(leaving)
+        assert stats.held_blocks == len(memory) - stats.cached_blocks - len(leaving)
         assert stats.indexed_blocks == len(naive.indexed)
+
+    def _thing(self, thing: LogicalBlock) -> tuple[int, int, int | None]:
+        if thing.capacity:
+            return (*self._name(thing), None)
+        assert thing.parent is not None
+        return (*self._name(thing.parent), thing.offset)
 
     def _name(self, block: LogicalBlock) -> Name:
         return block.maker, block.offset // self.rig.settings.block_tokens
@@ -417,6 +459,8 @@ def walk(machine: LockstepMachine, seed: int, events: int) -> None:
         prompt=rng.choice(["all", "all", "auto"]),
         generation=rng.choice(["all", "all", "auto", "none"]),
         ageing_s=rng.choice([None, 3.0, 15.0]),
+        interval=rng.choice([1, 4, 8, 64]),
+        skip=rng.choice([1, 1, 3]),
     )
     for _ in range(events):
         event = rng.random()
@@ -455,4 +499,12 @@ def _state(block: LogicalBlock) -> tuple[Any, ...]:
         block.valid,
         block.refs,
         [holder.number for holder in block.holders],
+        [(s.offset, s.publisher, sorted(s.origins)) for s in block.states],
     )
+
+
+def _naive_thing(thing: NaiveThing) -> tuple[int, int, int | None]:
+    if isinstance(thing, NaiveBlock):
+        return thing.maker, thing.index, None
+    assert thing.block is not None
+    return thing.block.maker, thing.block.index, thing.position

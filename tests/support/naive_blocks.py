@@ -37,6 +37,24 @@ def symbols(tokens: Sequence[int], media: Sequence[MediaSpan] = ()) -> list[Symb
 
 
 @dataclass(eq=False)
+class NaiveState:
+    """A recurrent state: the live one of a sequence, or a copy kept with a block."""
+
+    position: int
+    """Tokens that it has seen."""
+    holders: list[NaiveSequence]
+    """Whose live state it is."""
+    block: NaiveBlock | None = None
+    """With which it is kept."""
+    memory: bool = False
+    valid: bool = False
+    publisher: int = 0
+    written: int = 0
+    last_use: int = 0
+    origins: frozenset[int] = frozenset()
+
+
+@dataclass(eq=False)
 class NaiveBlock:
     """Some token positions, perhaps with memory behind them."""
 
@@ -57,6 +75,12 @@ class NaiveBlock:
     """When the last holder left, or somebody copied from it."""
     origins: frozenset[int] = frozenset()
     """Whose content it was made of, by a copy."""
+    states: list[NaiveState] = field(default_factory=list[NaiveState])
+    """Kept with it."""
+
+
+NaiveThing = NaiveBlock | NaiveState
+"""What has memory."""
 
 
 @dataclass(eq=False)
@@ -89,6 +113,10 @@ class NaiveSequence:
     """A block that begins like its first block that is not shared, and for how many tokens."""
     origins: dict[int, int] = field(default_factory=dict[int, int])
     """Whose content it copied, and from where on it depends on that."""
+    frontier: NaiveState | None = None
+    """Its live state, where the model has one."""
+    checkpointed: int = 0
+    """Where the last state was kept on the way to where it is."""
     chain_open: bool = True
     """Whether its next full block may be indexed."""
     planned: int = 0
@@ -176,12 +204,18 @@ class NaiveBlocks:
     @property
     def free(self) -> int:
         """Memory for so many blocks is nobody's."""
-        return self.total - sum(b.memory for b in self.everything())
+        return self.total - sum(each.memory for each in self.things())
 
-    def cached(self) -> list[NaiveBlock]:
+    def things(self) -> list[NaiveThing]:
+        """Blocks and states."""
+        fronts = [s.frontier for s in self.sequences if s.frontier is not None]
+        blocks = self.everything()
+        return [*blocks, *fronts, *(state for block in blocks for state in block.states)]
+
+    def cached(self) -> list[NaiveThing]:
         """Memory that nobody holds, the oldest first."""
         return sorted(
-            (b for b in self.everything() if b.memory and not b.holders), key=lambda b: b.last_use
+            (t for t in self.things() if t.memory and not t.holders), key=lambda t: t.last_use
         )
 
     def chained(self, sequence: NaiveSequence) -> int:
@@ -221,7 +255,7 @@ class NaiveBlocks:
 
     def refs(self, block: NaiveBlock) -> int:
         """Everything that keeps it."""
-        return len(block.holders) + len(self.children(block)) + block.memory
+        return len(block.holders) + len(self.children(block)) + block.memory + len(block.states)
 
     # what happens
 
@@ -314,24 +348,38 @@ class NaiveBlocks:
         own = len(sequence.comparable(begin, written)) if generated else 0
         content = sequence.symbols(begin, begin + max(own, offered))
         found = self._closest(sequence, at, content) if content else None
-        if found is not None and found[1] == len(content) and self.extent(found[0]) >= found[1]:
+        if (
+            found is not None
+            and found[1] == len(content)
+            and self.extent(found[0]) >= found[1]
+            and len(found[0].states) >= len(block.states)
+        ):
             self.withdraw(block)
         elif own > offered:
             self.withdraw(block)
             self.offer(sequence, content)
             block.written = own
 
-    def copy(self, sequence: NaiveSequence, source: NaiveBlock) -> None:
-        """It goes on with what another computed."""
+    def copy(self, sequence: NaiveSequence, source: NaiveThing) -> None:
+        """It goes on with what another computed: all of it depends on a state."""
         here = [s.number for s in self.sequences]
-        position = source.index * self.size
+        position = source.index * self.size if isinstance(source, NaiveBlock) else 0
         for number in (source.publisher, *source.origins):
             if number in here and number != sequence.number:
                 known = sequence.origins.get(number, position)
                 sequence.origins[number] = min(position, known)
         if not source.holders:
-            self._clock += 1
-            source.last_use = self._clock
+            self._use(source)
+
+    def _use(self, thing: NaiveThing) -> None:
+        self._clock += 1
+        thing.last_use = self._clock
+
+    def keep_state(self, state: NaiveState, block: NaiveBlock) -> None:
+        """The state stays with this block from now on."""
+        state.block, state.valid, state.holders = block, True, []
+        block.states.append(state)
+        self._use(state)
 
     def cover(self, sequence: NaiveSequence) -> None:
         """A block for every known token."""
@@ -363,34 +411,42 @@ class NaiveBlocks:
 
     def leave(self, sequence: NaiveSequence) -> None:
         """It lets its blocks go, the last first."""
+        sequence.frontier = None
         for block in reversed(sequence.blocks):
             block.holders.remove(sequence)
             if block.holders or not block.memory:
                 continue
             if self._found(block) and block.valid:
-                self._clock += 1
-                block.last_use = self._clock
+                for state in block.states:
+                    self._use(state)
+                self._use(block)
             else:
                 self.take_memory(block)
         sequence.blocks = []
         self.sequences.remove(sequence)
         self.sweep()
 
-    def take_memory(self, block: NaiveBlock) -> None:
-        """Its content is gone."""
-        block.memory = False
-        self._distrust(block)
+    def take_memory(self, thing: NaiveThing) -> int:
+        """Its content is gone, and every state kept with it. Returns how many had memory."""
+        count = int(thing.memory)
+        if isinstance(thing, NaiveBlock):
+            count += sum(self.take_memory(state) for state in thing.states)
+        thing.memory = False
+        self._distrust(thing)
+        return count
 
-    def _distrust(self, block: NaiveBlock) -> None:
-        block.valid = False
-        block.publisher = block.written = 0
-        block.origins = frozenset()
+    def _distrust(self, thing: NaiveThing) -> None:
+        thing.valid = False
+        thing.publisher = thing.written = 0
+        thing.origins = frozenset()
 
     def _found(self, block: NaiveBlock) -> bool:
         return block.path is not None or block.offer is not None
 
     def sweep(self) -> None:
         """What nothing keeps is gone."""
+        for block in self.everything():
+            block.states = [state for state in block.states if state.memory]
         while gone := [b for b in self.indexed + self.offered if not self.refs(b)]:
             for block in gone:
                 if block.path is not None:
@@ -410,10 +466,16 @@ class NaiveBlocks:
                 bad.append(block)
         for block in bad:
             bad += [child for child in self.children(block) if child not in bad]
+        for block in self.everything():
+            for state in block.states:
+                if state.publisher == sequence.number or sequence.number in state.origins:
+                    self.take_memory(state)
         return bad
 
     def invalidate(self, block: NaiveBlock) -> None:
         """Its content is not to be believed; without a holder it is no use at all."""
+        for state in block.states:
+            self.take_memory(state)
         self._distrust(block)
         if not block.holders:
             self.take_memory(block)

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field, replace
 
 from headrace_engine.scheduler.reasons import Reason
 from headrace_engine.scheduler.settings import SchedulerSettings
-from support.naive_blocks import NaiveBlock, NaiveBlocks, NaiveSequence, Name
+from support.naive_blocks import (
+    NaiveBlock,
+    NaiveBlocks,
+    NaiveSequence,
+    NaiveState,
+    NaiveThing,
+    Name,
+)
+from support.naive_states import Start, boundary, home, starts_at_a_state, stop
 
 
 @dataclass(eq=False)
@@ -23,8 +31,9 @@ class NaiveChunk:
     end: int
     store_from: int
     starts: bool
-    source: NaiveBlock | None = None
-    """What is copied into its block before."""
+    way: Start
+    stops: bool = False
+    """Whether its state is kept at its end."""
 
     @property
     def generates(self) -> bool:
@@ -66,10 +75,12 @@ class NaiveEngine:
         choose: Callable[[], tuple[Name, int] | None],
         *,
         colliding: bool,
+        recurrent: bool = False,
     ) -> None:
         """``fails`` says whether a row of a pass is not finite; ``choose`` is of ``NaiveBlocks``."""
         self.settings = settings
         self._fails = fails
+        self._recurrent = recurrent
         self.blocks = NaiveBlocks(
             settings.pool_blocks,
             settings.block_tokens,
@@ -221,6 +232,9 @@ class NaiveEngine:
         for sequence in [s for s in self._pause_order if not s.inflight]:
             self._pause_order.remove(sequence)
             sequence.filled = sequence.planned
+            if sequence.frontier is not None:
+                sequence.frontier.position = sequence.planned
+                sequence.frontier.valid = sequence.trusted is None and sequence.frontier.memory
             if sequence.trusted is not None:
                 sequence.filled = min(sequence.filled, sequence.trusted)
             sequence.trusted = None
@@ -228,6 +242,7 @@ class NaiveEngine:
             sequence.status = "waiting"
         for sequence in [s for s in self._end_order if not s.inflight]:
             self._end_order.remove(sequence)
+            stands = self._stands_at(sequence)
             written = sequence.planned if sequence.has_slot else sequence.filled
             if sequence.has_slot:
                 self._free_row(sequence)
@@ -238,12 +253,35 @@ class NaiveEngine:
                 self.blocks.publish(sequence, written)
                 generated = self.settings.cache_generation == "all"
                 self.blocks.keep_tail(sequence, written, generated=generated)
+                if generated or stands <= sequence.prompt:
+                    self._leave_state(sequence, stands)
             self.blocks.leave(sequence)
             present = self._present()
             if not present:
                 self._counters.clear()
             elif sequence.tenant not in present:
                 self._forget(sequence.tenant, min(present.values()))
+
+    def _stands_at(self, sequence: NaiveSequence) -> int:
+        """Where the live state of one that leaves stands; 0: nowhere that is known."""
+        if sequence.has_slot:
+            return sequence.planned if sequence.trusted is None else 0
+        frontier = sequence.frontier
+        return frontier.position if frontier is not None and frontier.valid else 0
+
+    def _leave_state(self, sequence: NaiveSequence, position: int) -> None:
+        """Its live state stays with the block in which it stands."""
+        state = sequence.frontier
+        if state is None or not state.memory or position > len(sequence.tokens):
+            return
+        block = home(self.blocks, self.settings, sequence, position) if sequence.blocks else None
+        size = self.settings.block_tokens
+        if block is None or not sequence.chain_open:
+            return
+        if self.blocks.extent(block) >= position - block.index * size:
+            state.position, state.publisher = position, sequence.number
+            state.origins = frozenset(sequence.origins)
+            self.blocks.keep_state(state, block)
 
     def _may_stay(self, sequence: NaiveSequence, written: int) -> int:
         none = self.settings.cache_generation == "none"
@@ -271,13 +309,15 @@ class NaiveEngine:
         self.behind = Reason.PRIORITY
         if self.free_slots:
             for sequence in self.waiting()[: self.settings.plan_window]:
+                if self._recurrent and sequence.frontier is None:
+                    sequence.frontier = NaiveState(0, [sequence])
                 if not sequence.blocks:
                     offers_all = self.settings.cache_prompt == "all"
                     self.blocks.admit(sequence, offers_all=offers_all)
                 self.blocks.cover(sequence)
         self._losers: list[NaiveSequence] = []
         self._producers: list[tuple[NaiveBlock, NaiveSequence]] = []
-        self._kept: list[NaiveBlock] = []
+        self._kept: list[NaiveThing] = []
         rows = [s for s in self._decode_order if s.sampled < s.limit]
         crossers = self._grant_decodes(rows)
         chunks = self._grant_chunks(len(rows))
@@ -325,23 +365,24 @@ class NaiveEngine:
                 self._losers.append(sequence)
         return got
 
-    def _take(self, taker: NaiveSequence, block: NaiveBlock) -> bool:
+    def _take(self, taker: NaiveSequence, thing: NaiveThing) -> bool:
         """Memory: free, else of the oldest that nobody holds, else from the last in the order."""
         while not self.blocks.free:
             unheld = [b for b in self.blocks.cached() if b not in self._kept]
             victim = unheld[0] if unheld else self._tail_of_the_last(taker)
             if victim is None:
                 return False
-            self.blocks.take_memory(victim)
-            self.evictions += 1
+            self.evictions += self.blocks.take_memory(victim)
             self._losers += [h for h in victim.holders if h not in self._losers]
-        block.memory = True
+        thing.memory = True
         return True
 
-    def _tail_of_the_last(self, taker: NaiveSequence) -> NaiveBlock | None:
+    def _tail_of_the_last(self, taker: NaiveSequence) -> NaiveThing | None:
         for victim in sorted(self._eligible(), key=self.rank, reverse=True):
             if not self._may_take(taker, victim):
                 continue
+            if victim.frontier is not None and victim.frontier.memory:
+                return victim.frontier
             for block in reversed(victim.blocks):
                 if not block.memory or block in self._kept:
                     continue
@@ -359,15 +400,16 @@ class NaiveEngine:
             return True
         return taker.band < victim.band or taker.tenant == victim.tenant
 
-    def _take_all(self, taker: NaiveSequence, source: NaiveBlock | None) -> bool:
-        """Memory for everything it knows, while ``source`` keeps its own; or all stays as it was."""
+    def _take_all(self, taker: NaiveSequence, sources: list[NaiveThing]) -> bool:
+        """Memory for everything it knows, while ``sources`` keep their own; or all stays as it was."""
         needed = -(-len(taker.tokens) // self.settings.block_tokens)
-        before = [(b, replace(b)) for b in self.blocks.everything()]
+        before = [(thing, replace(thing)) for thing in self.blocks.things()]
         losers, evictions, kept = list(self._losers), self.evictions, list(self._kept)
-        if source is not None:
-            self._kept.append(source)
-        for block in [b for b in taker.blocks[:needed] if not b.memory]:
-            if not self._take(taker, block):
+        self._kept += sources
+        fronts = [] if taker.frontier is None else [taker.frontier]
+        wanted: list[NaiveThing] = [*fronts, *taker.blocks[:needed]]
+        for thing in [each for each in wanted if not each.memory]:
+            if not self._take(taker, thing):
                 for b, was in before:
                     b.memory, b.valid, b.written = was.memory, was.valid, was.written
                     b.publisher, b.origins = was.publisher, was.origins
@@ -390,22 +432,29 @@ class NaiveEngine:
             if sequence in self._losers:
                 continue
             resume, store_from = self._resume(sequence, sequence.planned)
-            begin, source = self._ways(sequence, resume)[0]
-            if begin <= sequence.planned:
-                begin, source = sequence.planned, None
-            end = self._chunk_end(sequence, begin, self._share(budget, others))
+            way = Start(sequence.planned)
+            if not self._recurrent:  # where a state is needed, others' blocks do not advance it
+                other = self._ways(sequence, resume)[0]
+                way = other if other.begin > way.begin else way
+            begin = way.begin
+            end, stops = self._chunk_end(sequence, begin, self._share(budget, others))
             others -= 1
             if end > begin and self._producer(sequence, begin, end) is None:
-                self._kept += [source] if source is not None else []
+                self._kept += way.sources
                 self._produce(sequence, begin, end)
-                chunks.append(NaiveChunk(sequence, begin, end, store_from, False, source))
+                chunks.append(NaiveChunk(sequence, begin, end, store_from, False, way, stops))
                 budget -= end - begin
         budget = self._grant_waiting(waiting, chunks, budget, others)
         for chunk in chunks:
-            if budget < 1 or chunk.generates or chunk.sequence in self._losers:
+            losing = chunk.sequence in self._losers
+            if budget < 1 or chunk.generates or chunk.stops or losing:
                 continue
-            end = self._chunk_end(chunk.sequence, chunk.end, budget)
+            end = self._farthest(chunk.sequence, chunk.end, budget)
             if end > chunk.end and self._producer(chunk.sequence, chunk.end, end) is None:
+                if self._recurrent:
+                    end, chunk.stops = stop(
+                        self.blocks, self.settings, chunk.sequence, chunk.begin, end
+                    )
                 self._produce(chunk.sequence, chunk.end, end)
                 budget -= end - chunk.end
                 chunk.end = end
@@ -437,9 +486,10 @@ class NaiveEngine:
                 continue
             resume, store_from = self._resume(sequence, sequence.filled)
             ways = self._ways(sequence, resume)
-            begin, source = ways[0]
+            way = ways[0]
+            begin = way.begin
             share = self._share(budget, others)
-            end = self._chunk_end(sequence, begin, share)
+            end, stops = self._chunk_end(sequence, begin, share)
             if end <= begin:
                 self.reasons[number] = (Reason.TOKEN_BUDGET, 0)
                 break
@@ -450,16 +500,17 @@ class NaiveEngine:
             if producer is not None:
                 self.reasons[number] = (Reason.PRODUCER, producer.number)
                 continue
-            if not self._take_all(sequence, source):
+            if not self._take_all(sequence, way.sources):
                 # Without the copy, then: what it is copied from may be all that is left.
-                begin, source = ways[-1]
-                end = self._chunk_end(sequence, begin, share)
+                way = ways[-1]
+                begin = way.begin
+                end, stops = self._chunk_end(sequence, begin, share)
                 free = end > begin and self._producer(sequence, begin, end) is None
-                if len(ways) == 1 or not free or not self._take_all(sequence, None):
+                if len(ways) == 1 or not free or not self._take_all(sequence, []):
                     self.reasons[number] = (Reason.BLOCKS, 0)
                     break
             self._produce(sequence, begin, end)
-            chunks.append(NaiveChunk(sequence, begin, end, store_from, True, source))
+            chunks.append(NaiveChunk(sequence, begin, end, store_from, True, way, stops))
             budget -= end - begin
             rows -= 1
         if budget < 1:
@@ -468,14 +519,17 @@ class NaiveEngine:
             self.behind = Reason.BATCH_ROWS
         return budget
 
-    def _ways(self, sequence: NaiveSequence, resume: int) -> list[tuple[int, NaiveBlock | None]]:
+    def _ways(self, sequence: NaiveSequence, resume: int) -> list[Start]:
         """Where it can begin, and what is copied before: the best first."""
         found = self.blocks.usable(sequence, resume)
+        sibling = None
         if found is not None:
-            part = min(resume + found[1], len(sequence.tokens) - 1)
-            if part > resume:
-                return [(part, found[0]), (resume, None)]
-        return [(resume, None)]
+            sibling = (found[0], min(resume + found[1], len(sequence.tokens) - 1))
+        if self._recurrent:
+            return starts_at_a_state(sequence, resume, sibling)
+        if sibling is not None and sibling[1] > resume:
+            return [Start(sibling[1], sibling[0]), Start(resume)]
+        return [Start(resume)]
 
     def _worth_waiting(
         self, sequence: NaiveSequence, resume: int, begin: int, end: int
@@ -495,7 +549,14 @@ class NaiveEngine:
             return budget
         return max(budget // 2, min(budget, self.settings.block_tokens))
 
-    def _chunk_end(self, sequence: NaiveSequence, begin: int, budget: int) -> int:
+    def _chunk_end(self, sequence: NaiveSequence, begin: int, budget: int) -> tuple[int, bool]:
+        """Where it ends, and whether its state is kept there."""
+        end = self._farthest(sequence, begin, budget)
+        if self._recurrent and end > begin:
+            return stop(self.blocks, self.settings, sequence, begin, end)
+        return end, False
+
+    def _farthest(self, sequence: NaiveSequence, begin: int, budget: int) -> int:
         """At the end of the context, or at a block's."""
         context, size = len(sequence.tokens), self.settings.block_tokens
         ends = [e for e in range(begin + 1, begin + budget + 1) if e == context or e % size == 0]
@@ -545,9 +606,11 @@ class NaiveEngine:
         rows = [s for s in rows if s not in self._losers]
         chunks = [c for c in chunks if c.sequence not in self._losers]
         for chunk in chunks:
-            if chunk.source is not None:
-                self.blocks.copy(chunk.sequence, chunk.source)
-                self.copied += chunk.begin - chunk.source.index * self.settings.block_tokens
+            if chunk.way.state is not None:
+                self.blocks.copy(chunk.sequence, chunk.way.state)
+            if chunk.way.sibling is not None:
+                self.blocks.copy(chunk.sequence, chunk.way.sibling)
+                self.copied += chunk.begin - chunk.way.sibling.index * self.settings.block_tokens
         for sequence in crossers:
             if sequence not in self._losers:
                 sequence.blocks[-1].valid = True
@@ -561,7 +624,43 @@ class NaiveEngine:
             sequence.inflight += 1
         for chunk in chunks:
             self._commit_chunk(chunk)
-        return NaivePlan(rows, sorted(chunks, key=lambda c: not c.generates))
+        plan = NaivePlan(rows, sorted(chunks, key=lambda c: not c.generates))
+        if self._recurrent:
+            self._keep_states(plan, crossers)
+        return plan
+
+    def _keep_states(self, plan: NaivePlan, crossers: list[NaiveSequence]) -> None:
+        """Copies of states, as far as there is memory that is free or that nobody holds."""
+        wanted: list[tuple[NaiveSequence, int]] = []
+        for chunk in plan.chunks:
+            if chunk.stops:
+                wanted.append((chunk.sequence, chunk.end))
+            if chunk.begin and chunk.begin == boundary(self.settings, chunk.sequence):
+                wanted.append((chunk.sequence, chunk.begin))
+        for sequence in crossers:
+            at = sequence.blocks[-1].index * self.settings.block_tokens
+            due = sequence.checkpointed + self.settings.cache_checkpoint_interval
+            if sequence.running and at >= due:
+                wanted.append((sequence, at))
+        kept: list[tuple[NaiveSequence, NaiveBlock, NaiveState]] = []
+        for sequence, at in wanted:
+            block = home(self.blocks, self.settings, sequence, at)
+            if block is None or any(b is block and s.position == at for _, b, s in kept):
+                continue
+            room = self.blocks.free - len(kept)
+            cached = self.blocks.cached()
+            written = self.blocks.extent(block) >= at - block.index * self.settings.block_tokens
+            if not written or room + len(cached) < 1:
+                continue
+            if room < 1:
+                self.evictions += self.blocks.take_memory(cached[0])
+            kept.append((sequence, block, NaiveState(at, [])))
+        self.blocks.sweep()
+        for sequence, block, state in kept:
+            state.memory, state.publisher = True, sequence.number
+            state.origins = frozenset(sequence.origins)
+            self.blocks.keep_state(state, block)
+            sequence.checkpointed = state.position
 
     def _commit_chunk(self, chunk: NaiveChunk) -> None:
         sequence = chunk.sequence
@@ -569,6 +668,8 @@ class NaiveEngine:
             self.reasons.pop(sequence.number, None)
             sequence.status, sequence.has_slot, sequence.live = "running", True, True
             sequence.sampled = len(sequence.tokens)
+            if self._recurrent and (chunk.way.state is not None or not chunk.begin):
+                sequence.checkpointed = chunk.begin
         self._charge(sequence, chunk.end - chunk.begin)
         sequence.planned = sequence.charged = chunk.end
         sequence.inflight += 1
@@ -600,6 +701,8 @@ class NaiveEngine:
     def _distrust(self, sequence: NaiveSequence, trusted: int) -> None:
         if sequence.status == "waiting":
             sequence.filled = min(sequence.filled, trusted)
+            if sequence.frontier is not None:
+                sequence.frontier.valid = False
             return
         if sequence.trusted is None or trusted < sequence.trusted:
             sequence.trusted = trusted
