@@ -15,7 +15,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from hashlib import sha256
 from typing import Any, Final, cast
 
@@ -39,6 +39,7 @@ from headrace_contracts.pb.queue_pb2 import (
 )
 from headrace_contracts.prefix_key import fold, root_key
 from headrace_gateway.auth import tokens
+from headrace_gateway.inference.once import once_key
 from headrace_gateway.inference.resume import EdgeNote
 from headrace_transport.connection import connect_engine, connect_gateway
 from headrace_transport.interface import FIRST_FRAME, ApiKey, EngineInfo, Rates, Wait
@@ -56,10 +57,13 @@ LEASE_MS: Final = 600_000
 OPTIONS: Final = WireOptions(op_timeout_s=20, connect_timeout_s=20)
 PEPPER: Final = b"pepper of the fixtures"
 OWN_KEY: Final = b"a-key-that-its-owner-chose"
+FORGOTTEN: Final = "abcdefghijkl"
 FILE: Final = b"a file of a tokenizer"
 
-_TIME = re.compile(rb"(?<![0-9a-zA-Z])[12][0-9]{12}(?:-[0-9]+)?(?![0-9a-zA-Z])")
-"""Unix milliseconds, alone or as the id of a stream's entry, in text or inside of a record."""
+_TIME = re.compile(
+    rb"(?<![0-9a-zA-Z])(?:(?P<ms>[12][0-9]{12})(?P<n>-[0-9]+)?|(?P<s>[12][0-9]{9}))(?![0-9a-zA-Z])"
+)
+"""Unix milliseconds, alone or as the id of a stream's entry, or seconds; in text or in a record."""
 _HEX: Final = "hex:"
 
 
@@ -149,6 +153,7 @@ def digests() -> Json:
         "prefix root": root.hex(),
         "prefix of a block": fold(root, ids).hex(),
         "prefix of a block with an image": fold(root, ids, [b"fingerprint"]).hex(),
+        "idempotency key": plain(once_key("Idempotency-Key", b"body")),
         "own key": {"public_id": own.public_id, "digest": tokens.digest(own, PEPPER).hex()},
         "made key": {"public_id": made.public_id, "digest": tokens.digest(made, PEPPER).hex()},
     }
@@ -255,12 +260,18 @@ async def play(url: str) -> None:
     await engine.put_weights(MODEL, {"acme": 2.5})
     for key in _api_keys():
         await gateway.put_api_key(key)
+    await gateway.put_api_key(replace(_api_keys()[1], public_id=FORGOTTEN))
+    await gateway.forget_api_key(FORGOTTEN)
+    await gateway.take_sweep(GATEWAY, ttl_ms=LEASE_MS)
     rates = Rates(requests=600, tokens=60_000)
     await gateway.take_rate("acme", "0123456789ab", rates, requests=1, tokens=100, must=True)
+    once = once_key("Idempotency-Key", b"body")
+    bound = f"over {once.body}"
+    await gateway.bind_once("acme", "0123456789ab", once.name, bound, ttl_ms=LEASE_MS)
 
-    async def begin(record: RequestRecord) -> None:
+    async def begin(record: RequestRecord, credit: int = 1) -> None:
         await gateway.submit(record, max_queued=100)
-        [claimed] = await engine.claim(MODEL, ENGINE, credit=1, lease_ms=LEASE_MS)
+        [claimed] = await engine.claim(MODEL, ENGINE, credit=credit, lease_ms=LEASE_MS)
         assert claimed.record.id == record.id
 
     def frame(slot: int, ids: Sequence[int], **more: Any) -> Frame:
@@ -294,6 +305,15 @@ async def play(url: str) -> None:
     end = RowFinish(row=0, reason="FINISH_REASON_STOP", usage=usage)
     logprobs = RowLogprobs(
         row=0, width=1, chosen=[-0.5, -0.25], top_ids=[5, 6], top_values=[-0.5, -0.125]
+    )
+
+    # Its tenant is seen to have nothing more: the engine asked for two.
+    await begin(_record("past", slot=0, tenant="quiet", band=2), credit=2)
+    await engine.finish(
+        *(MODEL, ENGINE, "past", 1),
+        entry=LogEntry(),
+        reason=FinishReason.LENGTH,
+        usage=Usage(completion_tokens=3),
     )
 
     await begin(_record("over", slot=1))
@@ -346,6 +366,10 @@ async def observe(url: str) -> Json:
     rates = Rates(requests=600, tokens=60_000)
     left = await gateway.take_rate("acme", "0123456789ab", rates, requests=0, tokens=0, must=True)
     seen["requests of the minute are counted"] = left.requests_left <= 600
+    once = once_key("Idempotency-Key", b"body")
+    place = ("acme", "0123456789ab", once.name)
+    seen["bound"] = await gateway.bind_once(*place, "another", ttl_ms=LEASE_MS)
+    seen["another may sweep"] = await gateway.take_sweep(OTHER_GATEWAY, ttl_ms=LEASE_MS)
     seen["depth"] = await gateway.queue_depth(MODEL)
     for name in ("over", "left", "running", "queued", "large"):
         state = await gateway.request_state(name)
@@ -523,8 +547,9 @@ def moved_to(dumped: Json, now_ms: int) -> Json:
     by = now_ms - int(dumped["recorded_ms"])
 
     def later(found: re.Match[bytes]) -> bytes:
-        ms, dash, number = found[0].partition(b"-")
-        return b"%d%s%s" % (int(ms) + by, dash, number)
+        if found["s"]:
+            return b"%d" % (int(found["s"]) + by // 1000)
+        return b"%d%s" % (int(found["ms"]) + by, found["n"] or b"")
 
     def move(value: Any) -> Any:
         match value:

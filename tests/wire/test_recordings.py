@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Generator
+import re
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import record_wire
 from google.protobuf import json_format
+from headrace_contracts import keys
 from headrace_engine.errors import JournalRejected
 from headrace_engine.scheduler.journal_file import VERSION, read_journal
 from support import wire_fixtures as wire
@@ -69,6 +72,36 @@ def test_messages_are_written_as_they_were(folder: Path) -> None:
 
 def test_every_field_of_every_message_is_recorded() -> None:
     assert record_wire.messages() == read(OURS, "messages.json"), AGAIN
+
+
+UNRECORDED = {
+    "PROBE": "never written",
+    "limits": "a prefix of other keys",
+    "suspects": "of requests whose engines keep dying",
+    "quarantine": "of requests whose engines keep dying",
+    "dead_letters": "of requests whose engines keep dying",
+}
+
+
+def patterns() -> Iterator[tuple[str, str]]:
+    """Every kind of key as ``headrace_contracts.keys`` spells it, with any names in it."""
+    for name, value in vars(keys).items():
+        if isinstance(value, str) and value.startswith("hr:"):
+            yield name, re.escape(value)
+        elif inspect.isfunction(value):
+            holes = [f"<{parameter}>" for parameter in inspect.signature(value).parameters]
+            spelled = re.escape(value(*holes))
+            yield name, re.sub("<.*?>", ".+", spelled)
+
+
+def test_every_kind_of_key_is_recorded() -> None:
+    recorded = read(OURS, "server.json")["keys"]
+    missing = {
+        name
+        for name, pattern in patterns()
+        if not any(re.fullmatch(pattern, key) for key in recorded)
+    }
+    assert missing == set(UNRECORDED), "play it in tests/support/wire_fixtures.py"
 
 
 @every_version
