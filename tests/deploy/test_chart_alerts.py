@@ -12,6 +12,7 @@ import yaml
 from chartgen.alerts import ALERTS
 from chartgen.dashboards import BOARDS
 from chartgen.metrics import declared, problems
+from containers.cache import ROOT
 from support.chart import CHART, CI_FILES, one, rendered, tools
 
 ALERTS_FILE = CHART / "files/alerts.yaml"
@@ -63,6 +64,12 @@ def test_every_panel_is_an_expression_that_prometheus_understands(tmp_path: Path
 def filled(expr: str) -> str:
     """With Grafana's variables filled in."""
     return expr.replace("$__rate_interval", "1m").replace("$namespace", "a")
+
+
+def test_every_alert_is_explained_to_who_gets_it() -> None:
+    guide = (ROOT / "docs/guides/troubleshooting.md").read_text()
+    explained = re.findall(r"^\| `(Headrace\w+)` \|", guide, re.MULTILINE)
+    assert sorted(explained) == sorted(alert.name for alert in ALERTS)
 
 
 def test_most_of_what_is_measured_is_on_a_board() -> None:
