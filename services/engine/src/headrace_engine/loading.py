@@ -265,6 +265,7 @@ def _cuda(settings: EngineSettings, progress: Progress) -> Executor:
         settings.model,
         context_tokens=settings.context_tokens,
         sha256=settings.model_sha256,
+        cache_dir=None if settings.cache_dir is None else Path(settings.cache_dir).expanduser(),
         progress=progress,
     )
 

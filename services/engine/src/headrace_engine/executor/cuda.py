@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -36,6 +37,8 @@ from headrace_engine.executor.cuda_memory import (
 from headrace_engine.executor.cuda_prefill import PrefillGraphs
 from headrace_engine.executor.cuda_sampling import CLASSES, CudaSampler, StepClass
 from headrace_engine.executor.cuda_sharing import LEAST_ROWS, Sharing
+from headrace_engine.kernels.build import default_cache_dir
+from headrace_engine.kernels.gpu.launch import keep_kernels
 from headrace_engine.kernels.gpu.prefill_attention import tile_tokens
 from headrace_engine.kernels.gpu.prepare import UNIT_BYTES, Message, aligned, prepare
 from headrace_engine.model.cuda_decoder import (
@@ -105,12 +108,18 @@ class CudaExecutor:
         dtype: torch.dtype = torch.bfloat16,
         context_tokens: int | None = None,
         sha256: str | None = None,
+        cache_dir: Path | None = None,
         progress: Progress | None = None,
     ) -> CudaExecutor:
-        """Opens, checks and loads a model. Raises ModelRejected, also when there is no device."""
+        """Opens, checks and loads a model. Raises ModelRejected, also when there is no device.
+
+        ``cache_dir`` is where compiled kernels are kept, in a folder ``triton``; the variable
+        TRITON_CACHE_DIR wins over it.
+        """
         place = torch.device(device)
         if place.type == "cuda" and not torch.cuda.is_available():
             raise ModelRejected(f"no CUDA device is usable here (asked for {device!r})")
+        keep_kernels((cache_dir or default_cache_dir()) / "triton")
         opened = open_model(model)
         head_dim = opened.weights.config.head_dim
         if head_dim < 16 or head_dim & (head_dim - 1):
