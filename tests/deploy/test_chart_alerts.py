@@ -68,8 +68,8 @@ def filled(expr: str) -> str:
 
 def test_every_alert_is_explained_to_who_gets_it() -> None:
     guide = (ROOT / "docs/guides/troubleshooting.md").read_text()
-    explained = re.findall(r"^\| `(Headrace\w+)` \|", guide, re.MULTILINE)
-    assert sorted(explained) == sorted(alert.name for alert in ALERTS)
+    rows = "".join(re.findall(r"^\|[^|]*", guide, re.MULTILINE))
+    assert set(re.findall(r"`(Headrace[A-Z]\w+)`", rows)) == {alert.name for alert in ALERTS}
 
 
 def test_most_of_what_is_measured_is_on_a_board() -> None:
