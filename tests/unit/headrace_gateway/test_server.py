@@ -67,3 +67,19 @@ async def test_busy_connections_get_their_last_words_and_no_more() -> None:
             assert await anext(words) == b"x"
         async with asyncio.timeout(15):
             await serving
+
+
+async def test_what_strangers_send_leaves_no_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    server = HttpServer("127.0.0.1", 0)
+    serving = asyncio.create_task(server.serve(application(), last_words_s=1))
+    await server.started()
+    upgrade = b"GET /quick HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    for sent in (b"nonsense\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\r\n\r\n", upgrade):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(sent)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 ")
+        writer.close()
+        await writer.wait_closed()
+    server.stop()
+    await serving
+    assert [record.getMessage() for record in caplog.records] == []

@@ -50,6 +50,7 @@ class HttpServer:
                 ws="none",
                 lifespan="off",
                 log_config=None,
+                log_level="error",  # below it is what strangers send, a line for each time
                 access_log=False,
                 server_header=False,
                 date_header=True,
