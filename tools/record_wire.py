@@ -18,6 +18,7 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from headrace_engine.scheduler.journal_file import write_journal
+from support import server_dump, wire_messages
 from support import wire_fixtures as wire
 from support.journals import recorded
 from support.redis import redis_server
@@ -38,9 +39,9 @@ def messages() -> list[dict[str, Any]]:
         {
             "type": message.DESCRIPTOR.name,
             "bytes": message.SerializeToString(deterministic=True).hex(),
-            "value": wire.value_of(message),
+            "value": wire_messages.value_of(message),
         }
-        for message in wire.messages()
+        for message in wire_messages.messages()
     ]
 
 
@@ -48,7 +49,7 @@ async def server() -> tuple[dict[str, Any], dict[str, Any]]:
     """What lies on the server of a deployment, and what gateways and engines read there."""
     with redis_server() as recording:
         await wire.play(recording.url)
-        dumped = await wire.dump(recording.url)
+        dumped = await server_dump.dump(recording.url)
         return dumped, await wire.observe(recording.url)
 
 
@@ -75,7 +76,9 @@ def same_but_for_times(path: Path, dumped: dict[str, Any]) -> bool:
     """Whether a server's content was recorded before."""
     if not path.exists():
         return False
-    return wire.undated_keys(json.loads(path.read_text())) == wire.undated_keys(dumped)
+    return server_dump.undated_keys(json.loads(path.read_text())) == server_dump.undated_keys(
+        dumped
+    )
 
 
 def main() -> int:

@@ -1,30 +1,21 @@
-"""What is on the wire, for fixtures that later versions are tested against.
+"""A deployment that says everything that one says through its server, and readers of all of it.
 
-``play`` makes a deployment say everything that one says through its server; ``dump`` takes what then
-lies there, ``load`` puts it into another server, as if it had been written a moment ago, and
-``observe`` tells what gateways and engines of this version read out of it. ``messages`` has every
-message with every field.
-
-Times and ids of stream entries are those of the server. ``load`` moves them, and ``undated`` takes
-them out.
+``play`` writes, ``observe`` tells what gateways and engines of this version read, on the same server
+or on one where what an earlier version wrote was loaded (``support.server_dump``).
 """
 
 from __future__ import annotations
 
 import json
-import re
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from hashlib import sha256
 from typing import Any, Final, cast
 
-from google.protobuf import json_format
 from google.protobuf.message import Message
 from headrace_contracts import keys
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.limits import INLINE_RECORD_BYTES, WIRE_VERSION
-from headrace_contracts.pb import inference_pb2, queue_pb2
 from headrace_contracts.pb.queue_pb2 import (
     CancelMark,
     Frame,
@@ -43,102 +34,23 @@ from headrace_gateway.inference.once import once_key
 from headrace_gateway.inference.resume import EdgeNote
 from headrace_transport.connection import connect_engine, connect_gateway
 from headrace_transport.interface import FIRST_FRAME, ApiKey, EngineInfo, Rates, Wait
-from headrace_transport.options import WireOptions
-from headrace_transport.replies import Reply, as_bytes, as_int, as_list, as_text
-from headrace_transport.server import Server
+from support.server_dump import OPTIONS, text_of, undated
+from support.wire_messages import value_of
 
 Json = dict[str, Any]
+
 MODEL: Final = "org/model-1"
 GATEWAY: Final = "gateway-1.a"
 OTHER_GATEWAY: Final = "gateway-2.b"
 ENGINE: Final = "engine-1.a"
 SUCCESSOR: Final = "engine-2.b"
 LEASE_MS: Final = 600_000
-OPTIONS: Final = WireOptions(op_timeout_s=20, connect_timeout_s=20)
 PEPPER: Final = b"pepper of the fixtures"
 OWN_KEY: Final = b"a-key-that-its-owner-chose"
 FORGOTTEN: Final = "abcdefghijkl"
 FILE: Final = b"a file of a tokenizer"
 
-_TIME = re.compile(
-    rb"(?<![0-9a-zA-Z])(?:(?P<ms>[12][0-9]{12})(?P<n>-[0-9]+)?|(?P<s>[12][0-9]{9}))(?![0-9a-zA-Z])"
-)
-"""Unix milliseconds, alone or as the id of a stream's entry, or seconds; in text or in a record."""
-_HEX: Final = "hex:"
 
-
-# --- messages
-def messages() -> Iterator[Message]:
-    """Every message of the wire and of the gRPC API, every field set; one for each alternative."""
-    for module in (queue_pb2, inference_pb2):
-        for name in cast("Any", module).DESCRIPTOR.message_types_by_name:
-            kind = cast("type[Message]", getattr(module, name))
-            descriptor: Any = kind.DESCRIPTOR
-            choices = [
-                field.name
-                for group in descriptor.oneofs
-                if len(group.fields) > 1
-                for field in group.fields
-            ]
-            for chosen in choices or [None]:
-                yield _filled(kind(), frozenset(choices) - {chosen})
-
-
-def _filled(
-    message: Message, without: frozenset[str | None] = frozenset(), inside: tuple[str, ...] = ()
-) -> Message:
-    descriptor: Any = message.DESCRIPTOR
-    inside = (*inside, descriptor.full_name)
-    for field in descriptor.fields:
-        # A message may hold others of its own kind: one of them is enough.
-        endless = field.message_type and inside.count(field.message_type.full_name) > 1
-        if field.name in without or endless:
-            continue
-        value: Any = getattr(message, field.name)
-        if field.message_type and field.message_type.GetOptions().map_entry:
-            by_name = field.message_type.fields_by_name
-            value[_scalar(by_name["key"], 0)] = _scalar(by_name["value"], 0)
-        elif field.message_type and field.is_repeated:
-            for _ in range(2):
-                _filled(value.add(), inside=inside)
-        elif field.message_type:
-            value.SetInParent()
-            _filled(value, inside=inside)
-        elif field.is_repeated:
-            value.extend(_scalar(field, i) for i in range(2))
-        else:
-            setattr(message, field.name, _scalar(field, 0))
-    return message
-
-
-def _scalar(field: Any, i: int) -> object:
-    if field.enum_type:
-        return field.enum_type.values[1 + i].number
-    match field.cpp_type:
-        case field.CPPTYPE_STRING if field.type == field.TYPE_BYTES:
-            return f"{field.name} \x00\xff{i}".encode("latin-1")
-        case field.CPPTYPE_STRING:
-            return f"{field.name} äé {i}"
-        case field.CPPTYPE_FLOAT | field.CPPTYPE_DOUBLE:
-            return field.number + i + 0.25
-        case field.CPPTYPE_BOOL:
-            return True
-        case _:
-            return 1000 * field.number + i
-
-
-def kind_of(name: str) -> type[Message]:
-    """A message's class by its name."""
-    module = queue_pb2 if name in queue_pb2.DESCRIPTOR.message_types_by_name else inference_pb2
-    return cast("type[Message]", getattr(module, name))
-
-
-def value_of(message: Message) -> Json:
-    """A message as data, with the names of its fields."""
-    return json_format.MessageToDict(message, preserving_proto_field_name=True)
-
-
-# --- digests
 def digests() -> Json:
     """What is hashed alike by everybody: prefixes of prompts, keys, and what is stored of keys."""
     root = root_key(
@@ -162,7 +74,6 @@ def digests() -> Json:
 MADE_KEY: Final = b"hr_0123456789ab_" + b"0" * 40 + b"abc" + b"14lRIP"
 
 
-# --- a deployment
 def _record(name: str, **fields: Any) -> RequestRecord:
     made = RequestRecord(
         version=WIRE_VERSION,
@@ -437,171 +348,8 @@ def plain(value: object) -> Any:
         case list() | tuple():
             return [plain(each) for each in cast("list[object]", value)]
         case bytes():
-            return _text(value)
+            return text_of(value)
         case _ if is_dataclass(value) and not isinstance(value, type):
             return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
         case _:
             return value
-
-
-# --- a server's content
-async def dump(url: str) -> Json:
-    """Everything on a server: each key with its type, content, and whether it lapses."""
-    server = Server(url, password=None, options=OPTIONS)
-    names = sorted(as_bytes(name) for name in as_list(await server.command("KEYS", "*")))
-    found: Json = {}
-    for name in names:
-        kind = as_text(await server.command("TYPE", name))
-        lapses = as_int(await server.command("PTTL", name)) >= 0
-        found[name.decode()] = {
-            "type": kind,
-            "lapses": lapses,
-            **await _content(server, kind, name),
-        }
-    await server.close()
-    return {"recorded_ms": int(time.time() * 1000), "keys": found}
-
-
-async def _content(server: Server, kind: str, name: bytes) -> Json:
-    async def texts(*command: str | bytes) -> list[str]:
-        return [_text(as_bytes(each)) for each in as_list(await server.command(*command))]
-
-    match kind:
-        case "string":
-            return {"value": _text(as_bytes(await server.command("GET", name)))}
-        case "list":
-            return {"values": await texts("LRANGE", name, "0", "-1")}
-        case "set":
-            return {"values": sorted(await texts("SMEMBERS", name))}
-        case "hash":
-            return {"values": _pairs(await texts("HGETALL", name))}
-        case "zset":
-            return {"values": _pairs(await texts("ZRANGE", name, "0", "-1", "WITHSCORES"))}
-        case "stream":
-            entries = as_list(await server.command("XRANGE", name, "-", "+"))
-            groups = [
-                dict(zip(map(_word, group[::2]), map(_word, group[1::2]), strict=True))
-                for group in map(as_list, as_list(await server.command("XINFO", "GROUPS", name)))
-            ]
-            return {
-                "entries": [
-                    [_word(id_), [_word(part) for part in as_list(parts)]]
-                    for id_, parts in map(as_list, entries)
-                ],
-                "groups": [
-                    {
-                        "name": group["name"],
-                        "last": group["last-delivered-id"],
-                        "pending": int(group["pending"]),
-                    }
-                    for group in groups
-                ],
-            }
-        case _:
-            raise AssertionError(f"{name!r} is a {kind}")
-
-
-async def load(url: str, dumped: Json) -> None:
-    """Puts a dump into an empty server, its times moved as if it had been taken just now."""
-    moved = moved_to(dumped, int(time.time() * 1000))
-    server = Server(url, password=None, options=OPTIONS)
-    for text, content in cast("dict[str, Json]", moved["keys"]).items():
-        name = text.encode()
-        match content["type"]:
-            case "string":
-                await server.command("SET", name, _raw(content["value"]))
-            case "list":
-                await server.command("RPUSH", name, *map(_raw, content["values"]))
-            case "set":
-                await server.command("SADD", name, *map(_raw, content["values"]))
-            case "hash":
-                parts = [part for pair in content["values"].items() for part in map(_raw, pair)]
-                await server.command("HSET", name, *parts)
-            case "zset":
-                scored = [
-                    part
-                    for member, score in content["values"].items()
-                    for part in (_raw(score), _raw(member))
-                ]
-                await server.command("ZADD", name, *scored)
-            case _:
-                await _load_stream(server, name, content)
-        if content["lapses"]:
-            await server.command("PEXPIRE", name, LEASE_MS)
-    await server.close()
-
-
-async def _load_stream(server: Server, name: bytes, content: Json) -> None:
-    for id_, parts in content["entries"]:
-        await server.command("XADD", name, id_, *map(_raw, parts))
-    for group in content["groups"]:
-        await server.command("XGROUP", "CREATE", name, group["name"], "0")
-        if group["pending"]:
-            count = str(group["pending"])
-            reader = ("XREADGROUP", "GROUP", group["name"], group["name"], "COUNT", count)
-            await server.command(*reader, "STREAMS", name, ">")
-        await server.command("XGROUP", "SETID", name, group["name"], group["last"])
-
-
-def moved_to(dumped: Json, now_ms: int) -> Json:
-    """The same dump with every time as much later as ``now_ms`` is after its recording."""
-    by = now_ms - int(dumped["recorded_ms"])
-
-    def later(found: re.Match[bytes]) -> bytes:
-        if found["s"]:
-            return b"%d" % (int(found["s"]) + by // 1000)
-        return b"%d%s" % (int(found["ms"]) + by, found["n"] or b"")
-
-    def move(value: Any) -> Any:
-        match value:
-            case str():
-                return _text(_TIME.sub(later, _raw(value)))
-            case list():
-                return [move(each) for each in cast("list[object]", value)]
-            case dict():
-                pairs = cast("dict[str, object]", value)
-                return {move(key): move(each) for key, each in pairs.items()}
-            case _:
-                return value
-
-    return {"recorded_ms": now_ms, "keys": move(dumped["keys"])}
-
-
-def undated(data: bytes) -> bytes:
-    """Without times and without ids of entries."""
-    return _TIME.sub(b"<time>", data)
-
-
-def undated_keys(dumped: Json) -> Json:
-    """A dump's keys, to compare with another's."""
-
-    def without(value: Any) -> Any:
-        match value:
-            case str():
-                return _text(undated(_raw(value)))
-            case list():
-                return [without(each) for each in cast("list[object]", value)]
-            case dict():
-                pairs = cast("dict[str, object]", value)
-                return {without(key): without(each) for key, each in pairs.items()}
-            case _:
-                return value
-
-    return cast("Json", without(dumped["keys"]))
-
-
-def _word(reply: Reply) -> str:
-    return str(as_int(reply)) if isinstance(reply, int) else _text(as_bytes(reply or b""))
-
-
-def _pairs(flat: list[str]) -> dict[str, str]:
-    return dict(sorted(zip(flat[::2], flat[1::2], strict=True)))
-
-
-def _text(data: bytes) -> str:
-    plain_text = data.isascii() and data.decode().isprintable()
-    return data.decode() if plain_text else _HEX + data.hex()
-
-
-def _raw(text: str) -> bytes:
-    return bytes.fromhex(text[len(_HEX) :]) if text.startswith(_HEX) else text.encode()

@@ -18,8 +18,10 @@ from google.protobuf import json_format
 from headrace_contracts import keys
 from headrace_engine.errors import JournalRejected
 from headrace_engine.scheduler.journal_file import VERSION, read_journal
+from support import server_dump
 from support import wire_fixtures as wire
 from support.redis import RedisServer, redis_server
+from support.wire_messages import kind_of, value_of
 
 FOLDERS = sorted(record_wire.RECORDINGS.glob("v*"))
 OURS = record_wire.RECORDINGS / f"v{record_wire.version()}"
@@ -59,14 +61,14 @@ def test_this_version_is_recorded() -> None:
 @every_version
 def test_messages_mean_what_they_meant(folder: Path) -> None:
     for made in read(folder, "messages.json"):
-        message = wire.kind_of(made["type"]).FromString(bytes.fromhex(made["bytes"]))
-        assert wire.value_of(message) == made["value"], made["type"]
+        message = kind_of(made["type"]).FromString(bytes.fromhex(made["bytes"]))
+        assert value_of(message) == made["value"], made["type"]
 
 
 @every_version
 def test_messages_are_written_as_they_were(folder: Path) -> None:
     for made in read(folder, "messages.json"):
-        message = json_format.ParseDict(made["value"], wire.kind_of(made["type"])())
+        message = json_format.ParseDict(made["value"], kind_of(made["type"])())
         assert message.SerializeToString(deterministic=True).hex() == made["bytes"], made["type"]
 
 
@@ -114,7 +116,7 @@ async def test_what_a_deployment_left_on_its_server_is_read(
     folder: Path, server: RedisServer
 ) -> None:
     server.flush()
-    await wire.load(server.url, read(folder, "server.json"))
+    await server_dump.load(server.url, read(folder, "server.json"))
     seen = await wire.observe(server.url)
     assert not lacks(read(folder, "seen.json"), seen)
 
@@ -122,8 +124,8 @@ async def test_what_a_deployment_left_on_its_server_is_read(
 async def test_a_deployment_leaves_on_its_server_what_it_left(server: RedisServer) -> None:
     server.flush()
     await wire.play(server.url)
-    recorded = wire.undated_keys(read(OURS, "server.json"))
-    found = wire.undated_keys(await wire.dump(server.url))
+    recorded = server_dump.undated_keys(read(OURS, "server.json"))
+    found = server_dump.undated_keys(await server_dump.dump(server.url))
     assert not lacks(recorded, found), AGAIN
     assert not lacks(found, recorded), AGAIN
 
@@ -132,7 +134,7 @@ async def test_a_server_that_holds_something_else_is_seen_to(server: RedisServer
     recorded = read(OURS, "server.json")
     del recorded["keys"][f"hr:{{{wire.MODEL}}}:leases"]
     server.flush()
-    await wire.load(server.url, recorded)
+    await server_dump.load(server.url, recorded)
     [lost] = lacks({"lost": []}, await wire.observe(server.url))
     assert lost == "/lost: [] is ['running']"
 
