@@ -11,7 +11,7 @@ import time
 from typing import Any, Final, cast
 
 from headrace_transport.options import WireOptions
-from headrace_transport.replies import Reply, as_bytes, as_int, as_list
+from headrace_transport.replies import Reply, as_bytes, as_int, as_list, as_text
 from headrace_transport.server import Server
 
 Json = dict[str, Any]
