@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import NamedTuple, NewType
 
 import numpy as np
 from headrace_contracts.prefix_key import PrefixKey
@@ -47,6 +47,19 @@ class CacheBlock:
 
 
 NOBODY: frozenset[int] = frozenset()
+
+
+# Written out, since to call ``dict[X, Y]`` takes ten times as long as ``{}``.
+def _no_holders() -> dict[SequenceBlocks, None]:
+    return {}
+
+
+def _no_blocks() -> list[LogicalBlock]:
+    return []
+
+
+def _no_origins() -> dict[int, int]:
+    return {}
 
 
 @dataclass(slots=True, eq=False)
@@ -85,11 +98,13 @@ class LogicalBlock:
     fingerprints: tuple[bytes, ...] = ()
     """Of media items whose first token lies here: position in the block and number of tokens (int32
     each), then digest."""
+    content: bytes = b""
+    """``tokens`` and ``fingerprints`` as one, by which siblings are in order."""
     indexed: bool = False
     valid: bool = False
     """A private block's content may be valid in part: its sequence knows how far."""
     refs: int = 0
-    holders: dict[SequenceBlocks, None] = field(default_factory=dict["SequenceBlocks", None])
+    holders: dict[SequenceBlocks, None] = field(default_factory=_no_holders)
     """In order of arrival; a dict so that leaving costs the same for the last of a thousand."""
     publisher: int = 0
     """Number of the sequence whose pass made it valid; 0 when it is not valid."""
@@ -124,8 +139,7 @@ class LogicalBlock:
         return self.capacity if self.indexed else self.written
 
 
-@dataclass(frozen=True, slots=True)
-class Sibling:
+class Sibling(NamedTuple):
     """A block that begins as the sequence goes on where it stops to share whole blocks."""
 
     source: LogicalBlock
@@ -149,7 +163,7 @@ class SequenceBlocks:
     chain: LogicalBlock | None
     """The last indexed block (at first the root); None once one could not be indexed."""
     chained: int = 0
-    blocks: list[LogicalBlock] = field(default_factory=list[LogicalBlock])
+    blocks: list[LogicalBlock] = field(default_factory=_no_blocks)
     eligible: bool = True
     """False once its sequence has ended: what it holds is not taken, but freed soon."""
     changed: bool = True
@@ -160,7 +174,7 @@ class SequenceBlocks:
     """The live recurrent state; None for models without one. ``offset`` is kept while it waits."""
     checkpointed: int = 0
     """Position of the last checkpoint on the way to where it is; 0: none."""
-    origins: dict[int, int] = field(default_factory=dict[int, int])
+    origins: dict[int, int] = field(default_factory=_no_origins)
     """Numbers of sequences whose content it copied -> first position that depends on it."""
 
 

@@ -70,11 +70,10 @@ class LogicalBlockPool:
     def extend(self, holder: SequenceBlocks) -> LogicalBlock:
         """Appends a new private block without memory."""
         size = self.block_tokens
-        block = LogicalBlock(len(holder.blocks) * size, size)
-        block.refs = 1
-        block.holders[holder] = None
+        block = LogicalBlock(
+            len(holder.blocks) * size, size, refs=1, holders={holder: None}, maker=holder.number
+        )
         block.slot = CacheBlock(self.block_type, block)
-        block.maker = holder.number
         self.alive += 1
         holder.blocks.append(block)
         return block
@@ -205,18 +204,22 @@ class LogicalBlockPool:
 
     def truncate(self, holder: SequenceBlocks, count: int) -> None:
         """Drops the blocks from ``count`` on, tail first."""
+        listed = self.slots.sorted
         while len(holder.blocks) > count:
             block = holder.blocks.pop()
             del block.holders[holder]
-            if not block.holders and block.allocated:
-                assert block.slot is not None
+            slot = block.slot
+            if not block.holders and slot is not None and slot.allocation is not None:
                 if block.valid and (block.indexed or block.offered):
                     for state in block.states:
                         self.touch(state)
-                    self.slots.sorted.add(block.slot)
+                    listed.add(slot)
                 else:
                     self.slots.objects.free(self.unpin(block))
-            self._drop(block)
+            if block.refs > 1:
+                block.refs -= 1
+            else:
+                self._drop(block)
         if count < holder.chained:
             holder.chained = count
             holder.chain = holder.blocks[-1] if holder.blocks else holder.root

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from headrace_contracts.prefix_key import PrefixKey, fold, root_key
 
@@ -26,8 +27,7 @@ _NEAR = 2
 """Neighbours looked at on each side: those with the same beginning stand side by side."""
 
 
-@dataclass(frozen=True, slots=True)
-class RootIdentity:
+class RootIdentity(NamedTuple):
     """Whatever may not share cached blocks, field by field."""
 
     weights_version: str
@@ -127,14 +127,9 @@ class PrefixTrie:
             return False
         self._nodes[key] = block
         self._children[parent, tokens, fingerprints] = block
-        block.key, block.parent, block.tokens = key, parent, tokens
-        block.fingerprints = fingerprints
+        block.key = key
         block.indexed = True
-        parent.refs += 1
-        if parent.children is None:
-            parent.children = [block]
-        else:
-            insort(parent.children, block, key=_content)
+        _adopt(parent, block, tokens, fingerprints)
         return True
 
     def offer(
@@ -148,23 +143,20 @@ class PrefixTrie:
         assert not block.indexed, "offered, and can be found whole"
         assert not block.offered, "offered twice"
         assert block.offset == parent.offset + parent.capacity
-        block.parent, block.tokens, block.fingerprints = parent, tokens, fingerprints
         block.offered = len(tokens) // 4
         self.offered[block] = None
-        parent.refs += 1
-        if parent.children is None:
-            parent.children = []
-        insort(parent.children, block, key=_content)
+        _adopt(parent, block, tokens, fingerprints)
 
     def erase(self, block: LogicalBlock) -> LogicalBlock:
         """Takes a node or an offer out, and returns its parent, whose reference the caller drops."""
         parent = block.parent
         assert parent is not None
-        assert parent.children is not None
-        at = bisect_left(parent.children, _content(block), key=_content)
-        while parent.children[at] is not block:
+        children = parent.children
+        assert children is not None
+        at = bisect_left(children, block.content, key=_content) if len(children) > 1 else 0
+        while children[at] is not block:
             at += 1  # offers may be equal
-        del parent.children[at]
+        del children[at]
         if block.indexed:
             assert block.key is not None
             del self._nodes[block.key]
@@ -172,7 +164,9 @@ class PrefixTrie:
         else:
             del self.offered[block]
         block.indexed, block.offered, block.written = False, 0, 0
-        block.key, block.parent, block.tokens, block.fingerprints = None, None, b"", ()
+        block.key = block.parent = None
+        block.tokens = block.content = b""
+        block.fingerprints = ()
         return parent
 
     def closest(
@@ -195,8 +189,9 @@ class PrefixTrie:
         found: LogicalBlock | None = None
         for near in range(max(at - _NEAR, 0), min(at + _NEAR + 1, len(children))):
             block = children[near]
-            if block is not besides:
-                common = _whole_tokens(_common(wanted, _content(block)), fingerprints)
+            # Most have not even the first token, and comparing all of them costs more than this.
+            if block is not besides and block.content[:4] == wanted[:4]:
+                common = _whole_tokens(_common(wanted, block.content), fingerprints)
                 fit = (common, block.valid, -near)
                 if common and fit > best:
                     best, found = fit, block
@@ -218,8 +213,22 @@ class PrefixTrie:
         return list(self._nodes.values())
 
 
-def _content(block: LogicalBlock) -> bytes:
-    return _joined(block.tokens, block.fingerprints)
+_content = attrgetter("content")
+
+
+def _adopt(
+    parent: LogicalBlock, block: LogicalBlock, tokens: bytes, fingerprints: tuple[bytes, ...]
+) -> None:
+    """The block follows ``parent``, with this content. Its reference keeps the parent."""
+    block.parent, block.tokens = parent, tokens
+    block.content = tokens
+    if fingerprints:
+        block.fingerprints, block.content = fingerprints, _joined(tokens, fingerprints)
+    parent.refs += 1
+    if parent.children:
+        insort(parent.children, block, key=_content)
+    else:
+        parent.children = [block]
 
 
 def _joined(tokens: bytes, fingerprints: Sequence[bytes]) -> bytes:

@@ -106,11 +106,12 @@ class OutputBuilder:
         counts = np.ones(rows, np.int32)
         handles, choices, firsts = self._handles, self._choices, self._firsts
         if self._extra:
-            extra = np.array(self._extra, np.int64)
-            handles = np.concatenate([handles, extra[:, 0]])
-            choices = np.concatenate([choices, extra[:, 1].astype(np.int32)])
-            firsts = np.concatenate([firsts, extra[:, 2].astype(np.int32)])
-            counts = np.concatenate([counts, np.zeros(len(extra), np.int32)])
+            more_handles, more_choices, more_firsts = zip(*self._extra, strict=True)
+            handles = np.concatenate([handles, np.array(more_handles, np.int64)])
+            choices = np.concatenate([choices, np.array(more_choices, np.int32)])
+            firsts = np.concatenate([firsts, np.array(more_firsts, np.int32)])
+            counts = np.zeros(len(handles), np.int32)
+            counts[:rows] = 1
         outputs = PassOutputs(
             pass_id=pass_id,
             handles=handles,

@@ -25,23 +25,20 @@ def setup_batch(plan: PassPlan, columns: SequenceColumns, *, phase: int) -> Batc
     decodes = len(plan.decode.slots)
     if not plan.chunks:
         return _decode_batch(plan, columns, phase)
-    sampling = decodes + sum(chunk.generating for chunk in plan.chunks)
-    rows = np.concatenate(
-        [plan.decode.slots, np.array([_slot(chunk.sequence) for chunk in plan.chunks], np.intp)]
-    )
-    slots = rows.astype(np.int32)
-    begins = _join(plan.decode.begins, [chunk.begin for chunk in plan.chunks])
-    lengths = np.ones(len(slots), np.int32)
-    lengths[decodes:] = [chunk.end - chunk.begin for chunk in plan.chunks]
-    offsets = _offsets(lengths)
-    tokens = np.zeros(int(offsets[-1]), np.int32)
-    for chunk, at in zip(plan.chunks, offsets[decodes:], strict=False):
-        tokens[at : at + chunk.end - chunk.begin] = chunk.sequence.tokens[chunk.begin : chunk.end]
-    autoregressive = np.zeros(len(slots), np.bool_)
-    autoregressive[:decodes] = True
-    store_from = np.zeros(len(slots), np.int32)
-    store_from[decodes:] = [chunk.store_from for chunk in plan.chunks]
-    generating = rows[:sampling]
+    chunks = plan.chunks
+    sampling = decodes + sum([chunk.generating for chunk in chunks])
+    # One array for all, since each call of numpy costs more than what it does here.
+    rows = np.zeros((4, decodes + len(chunks)), np.int32)
+    slots, begins, lengths, store_from = rows
+    slots[:decodes], begins[:decodes] = plan.decode
+    lengths[:decodes] = 1
+    rows[:, decodes:] = np.array(
+        [(_slot(c.sequence), c.begin, c.end - c.begin, c.store_from) for c in chunks], np.int32
+    ).T
+    offsets = np.zeros(len(slots) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    parts = [chunk.sequence.tokens[chunk.begin : chunk.end] for chunk in chunks]
+    generating = slots[:sampling].astype(np.intp)
     return BatchData(
         pass_id=plan.pass_id,
         phase=phase,
@@ -49,9 +46,9 @@ def setup_batch(plan: PassPlan, columns: SequenceColumns, *, phase: int) -> Batc
         slots=slots,
         begins=begins,
         lengths=lengths,
-        autoregressive=autoregressive,
+        autoregressive=np.arange(len(slots)) < decodes,
         sample_indices=columns.sampled[generating] - 1 - columns.prompt[generating],
-        tokens=tokens,
+        tokens=np.concatenate([_constants(decodes).zeros, *parts]),
         token_offsets=offsets,
         store_from=store_from,
         table_slots=np.array(plan.table.slots, np.int32),
@@ -145,13 +142,3 @@ def slot_start(chunk: Chunk) -> SlotStart:
 def _slot(sequence: Sequence) -> int:
     assert sequence.slot is not None
     return sequence.slot
-
-
-def _join(head: NDArray[np.int32], tail: list[int]) -> NDArray[np.int32]:
-    return np.concatenate([head, np.array(tail, np.int32)])
-
-
-def _offsets(counts: NDArray[np.int32]) -> NDArray[np.int32]:
-    offsets = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets

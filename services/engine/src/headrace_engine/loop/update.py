@@ -88,12 +88,14 @@ def _give_tokens(
     firsts = known - columns.prompt[slots]
     columns.put(slots, known, tokens)
     outputs.set_tokens(columns.handle[slots], columns.choice[slots], firsts, tokens)
-    if started:
-        _place_started(slots, started, outputs)
     if not continues.all():
-        for sequence in residents.at(slots[~continues]):
+        (firsts_at,) = (~continues).nonzero()
+        found = residents.at(slots[firsts_at])
+        for row, sequence in zip(firsts_at.tolist(), found, strict=True):
             if sequence.first_token_s is None:
                 sequence.first_token_s = now_s
+            if sequence in started:
+                outputs.place(sequence, row)
     if output.chosen_logprobs is not None and lifecycle.logprobs_wanted:
         wanted = columns.logprobs[slots]
         for row in np.flatnonzero(wanted >= 0).tolist():
@@ -111,12 +113,3 @@ def _give_tokens(
             outputs.place(sequence, row)
             lifecycle.end(sequence, FinishReason.LENGTH, now_s, message=sequence.limit_message)
     return len(slots)
-
-
-def _place_started(
-    slots: NDArray[np.intp], started: list[Sequence], outputs: OutputBuilder
-) -> None:
-    for sequence in started:
-        found = np.flatnonzero(slots == sequence.slot) if sequence.slot is not None else ()
-        for row in found:
-            outputs.place(sequence, int(row))

@@ -121,10 +121,14 @@ class PageAllocator:
         """What as many calls of ``alloc(0)`` return, without those that return None."""
         taken: list[int] = []
         for order, runs in enumerate(self._free):
-            while runs.summary and len(taken) < count:
+            while runs.summary:
+                left = count - len(taken)
+                if not left:
+                    self._free_pages -= count
+                    return taken
                 at = runs.pop_least() << order
                 end = at + (1 << order)
-                middle = min(end, at + count - len(taken))
+                middle = min(end, at + left)
                 taken += range(at, middle)
                 while middle < end:
                     rest = (middle & -middle).bit_length() - 1

@@ -48,13 +48,17 @@ class Chunk:
         return self.end == self.sequence.length
 
 
+def _no_numbers() -> list[int]:
+    return []
+
+
 @dataclass(slots=True)
 class TableChanges:
     """New entries of block tables: (slot, block index, byte offset), as three columns."""
 
-    slots: list[int] = field(default_factory=list[int])
-    indices: list[int] = field(default_factory=list[int])
-    offsets: list[int] = field(default_factory=list[int])
+    slots: list[int] = field(default_factory=_no_numbers)
+    indices: list[int] = field(default_factory=_no_numbers)
+    offsets: list[int] = field(default_factory=_no_numbers)
 
     def add(self, slot: int, first: int, addresses: list[int]) -> None:
         """``addresses`` stand from block ``first`` on."""
@@ -69,12 +73,12 @@ class PassPlan:
 
     pass_id: int
     decode: Decodes
-    chunks: list[Chunk] = field(default_factory=list[Chunk])
+    chunks: list[Chunk]
     """Those that sample a token first."""
-    table: TableChanges = field(default_factory=TableChanges)
-    restores: list[ResolvedCopy] = field(default_factory=list[ResolvedCopy])
+    table: TableChanges
+    restores: list[ResolvedCopy]
     """Done in this order before anything else of the batch."""
-    publishes: list[ResolvedCopy] = field(default_factory=list[ResolvedCopy])
+    publishes: list[ResolvedCopy]
     """Done after everything else of it."""
 
     @property
@@ -107,7 +111,7 @@ def commit_results(
             _commit_copies(residents, chunk, restores)
     table = TableChanges()
     decode = _commit_decodes(residents, decode, extended, table)
-    plan = PassPlan(pass_id, decode, running, table, restores=restores)
+    plan = PassPlan(pass_id, decode, running, table, restores, [])
     for chunk in running:
         _commit_chunk(residents, chunk, table, now_s)
     running.sort(key=_generates, reverse=True)

@@ -10,7 +10,6 @@ Next     headrace_engine.scheduler.replay
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from typing import NamedTuple
@@ -22,8 +21,7 @@ from headrace_engine.memory.scratch import Mark, Trial
 from headrace_engine.scheduler.policy import may_take
 
 
-@dataclass(frozen=True, slots=True)
-class Claimant:
+class Claimant(NamedTuple):
     """A sequence that takes memory, or from which it is taken."""
 
     number: int
@@ -135,6 +133,23 @@ class Grants:
             if victim is None:
                 return False
             self._evict(victim)
+        return True
+
+    def take_all_free(
+        self, blocks: Sequence[LogicalBlock], keep: Sequence[LogicalBlock] = ()
+    ) -> bool:
+        """Memory for every block if so much is free, as ``take_all``; else nothing is changed."""
+        pool = self._pool
+        blocks = [b for b in blocks if b not in self.granted]
+        if pool.state_type is not None:
+            return False  # a frontier may be among them
+        if pool.slots.objects.capacity_left(pool.block_type) < len(blocks):
+            return False
+        mark = self._mark()
+        if self.take_free_many(blocks) < len(blocks):
+            self._undo_to(mark)
+            return False
+        self.kept.update(keep)
         return True
 
     def take_all(

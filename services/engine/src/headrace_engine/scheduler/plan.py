@@ -10,7 +10,6 @@ Next     headrace_engine.scheduler.grant
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +19,7 @@ from headrace_engine.cache.block import LogicalBlock, SequenceBlocks, Sibling
 from headrace_engine.state.sequence import SequenceColumns
 
 
-@dataclass(frozen=True, slots=True)
-class ResumePlan:
+class ResumePlan(NamedTuple):
     """How a sequence that holds no slot, or has known context left, can go on."""
 
     resume: int
@@ -75,15 +73,15 @@ def plan_resume(
         if block.indexed:
             store_from = resume
     needed = -(-known // size)
-    missing = tuple(
+    lacking = [
         b
         for b in holder.blocks[:needed]
         if (held := b.slot) is None or held.allocation is None or b in lost
-    )
+    ]
     frontier = holder.frontier
     if frontier is not None and (not frontier.allocated or frontier in lost):
-        missing = (frontier, *missing)
-    return ResumePlan(min(resume, upper), store_from, missing)
+        lacking.insert(0, frontier)
+    return ResumePlan(min(resume, upper), store_from, tuple(lacking))
 
 
 def resume_ways(

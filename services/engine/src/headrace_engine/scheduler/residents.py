@@ -142,11 +142,13 @@ class Residents:
             self._park_idle()
         if not self.retiring:
             return []
-        gone = [s for s in self.retiring if self._idle(s)]
-        if gone:
-            self.retiring = [s for s in self.retiring if not self._idle(s)]
-            for sequence in gone:
-                self._release(sequence, now_s)
+        gone: list[Sequence] = []
+        still: list[Sequence] = []
+        for sequence in self.retiring:
+            (gone if self._idle(sequence) else still).append(sequence)
+        self.retiring = still
+        for sequence in gone:
+            self._release(sequence, now_s)
         return gone
 
     def publishable(self, sequence: Sequence, written: int) -> int:

@@ -403,6 +403,8 @@ class Scheduler:
 
         Returns how many blocks it is short of.
         """
+        if grants.take_all_free(plan.missing, keep=ways[0].sources):
+            return 0
         claimant = self.residents.claimant(chunk.sequence)
         short = grants.take_all(claimant, plan.missing, keep=ways[0].sources)
         if not short or len(ways) == 1:

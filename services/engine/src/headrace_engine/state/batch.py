@@ -14,6 +14,7 @@ state (last sampled token, penalty counts), stable from activation to release.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +48,7 @@ class ResolvedCopy:
     """Bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotStart:
+class SlotStart(NamedTuple):
     """A sequence that enters slot ``slot`` with this batch.
 
     The executor resets the slot's state: penalty counts from ``tokens`` (the prompt is
@@ -69,8 +69,7 @@ class SlotStart:
     A row that begins at position 0 begins with an empty state, whatever lies there."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotSampling:
+class SlotSampling(NamedTuple):
     """Per-slot sampling parameters; meanings as in ``state.request.Sampling``."""
 
     temperature: float

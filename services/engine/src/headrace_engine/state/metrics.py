@@ -1,7 +1,7 @@
 """What the engine shows of itself: immutable snapshots, read from any thread.
 
-Owner    whoever holds it; frozen
-Writes   nothing
+Owner    whoever holds it
+Writes   nothing: no snapshot changes
 Never    costs more than one object per pass
 Rules    metrics.one-snapshot
 Next     headrace_engine.metrics
@@ -49,9 +49,13 @@ class WaitingChoice:
     detail: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScheduleMetrics:
-    """The engine after one pass. Totals count from the start of the engine."""
+    """The engine after one pass. Totals count from the start of the engine.
+
+    Nobody writes it once it is made. It is not ``frozen``, since that takes four times as long to
+    make, and every pass makes one.
+    """
 
     pass_id: int = 0
     """Counts passes; stands still with work resident only if the engine is wedged."""

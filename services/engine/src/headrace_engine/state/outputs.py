@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from headrace_contracts.codes import Code, FinishReason
@@ -35,8 +36,7 @@ class SequenceUsage:
     """Seconds that it waited, by reason; they sum to ``queue_s`` and the time it was preempted."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowEnd:
+class RowEnd(NamedTuple):
     """The terminal status of row ``row``'s choice. Nothing follows it."""
 
     row: int
@@ -46,8 +46,7 @@ class RowEnd:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RowStarted:
+class RowStarted(NamedTuple):
     """Row ``row``'s choice ran in a pass for the first time."""
 
     row: int

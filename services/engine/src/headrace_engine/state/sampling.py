@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Final
 
 from headrace_contracts.codes import Code
@@ -64,22 +65,17 @@ def invalid(message: str) -> RequestRejected:
     return RequestRejected(Code.INVALID_REQUEST, message)
 
 
+_reals_of = attrgetter(*REAL_BOUNDS)
+
+
 def _check_reals(sampling: Sampling) -> None:
-    values = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-    }
-    for name, (least, most) in REAL_BOUNDS.items():
-        _finite(name, values[name])
-        if not least <= values[name] <= most:
-            bounds = (
-                f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
-            )
-            raise invalid(f"{name} is {values[name]:g}, not {bounds}")
+    values: tuple[float, ...] = _reals_of(sampling)
+    for value, (name, (least, most)) in zip(values, REAL_BOUNDS.items(), strict=True):
+        if least <= value <= most and value != math.inf:
+            continue
+        _finite(name, value)
+        bounds = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
+        raise invalid(f"{name} is {value:g}, not {bounds}")
     if sampling.repetition_penalty == 0:
         raise invalid("repetition_penalty is 0, not above it")
     for value in sampling.bias_values:
