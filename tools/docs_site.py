@@ -3,7 +3,7 @@
 usage: docs_site.py [--out FOLDER]
 
 The pages link to each other, and to sources and figures, by their places in the repository. So they
-are laid out as they lie there, with what they link to beside them, and `properdocs.yml` says what
+are laid out as they lie there, with what they link to beside them, and `docs/properdocs.yml` says what
 the site's menu is. Ends with what is wrong: a broken link or anchor, a page outside the menu, or
 something that a reader's browser would fetch from elsewhere.
 """
@@ -24,7 +24,7 @@ import yaml
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 SITE: Final = ROOT / "build/site"
-CONFIG: Final = "properdocs.yml"
+CONFIG: Final = "docs/properdocs.yml"
 PAGES: Final = (
     *("*.md", "bench/*.md", "docs/*/*.md", "examples/*.md"),
     *("libs/*/*.md", "services/*/*.md", "charts/headrace/README.md"),
@@ -85,7 +85,7 @@ def fetched_from_elsewhere(site: Path) -> list[str]:
 def build(site: Path, root: Path = ROOT) -> str:
     """Builds the site at ``site``; what is wrong with it, or nothing."""
     with tempfile.TemporaryDirectory() as scratch:
-        sources, config = Path(scratch, "sources"), Path(scratch, CONFIG)
+        sources, config = Path(scratch, "sources"), Path(scratch, "properdocs.yml")
         lay_out(sources, root)
         config.write_text(configuration(sources, site.resolve(), root))
         command = [sys.executable, "-m", "properdocs", "build", "--clean", "--strict"]

@@ -10,6 +10,7 @@ import docs_site
 def small(root: Path, **texts: str) -> Path:
     """A repository of a few pages, whose menu has ``README.md`` alone."""
     config = (docs_site.ROOT / docs_site.CONFIG).read_text()
+    (root / docs_site.CONFIG).parent.mkdir()
     (root / docs_site.CONFIG).write_text(
         config[: config.index("\nnav:\n")] + "\nnav: [README.md]\n"
     )
