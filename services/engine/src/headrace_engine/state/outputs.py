@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from headrace_contracts.codes import Code, FinishReason
@@ -36,7 +35,8 @@ class SequenceUsage:
     """Seconds that it waited, by reason; they sum to ``queue_s`` and the time it was preempted."""
 
 
-class RowEnd(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RowEnd:
     """The terminal status of row ``row``'s choice. Nothing follows it."""
 
     row: int
@@ -46,7 +46,8 @@ class RowEnd(NamedTuple):
     message: str = ""
 
 
-class RowStarted(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RowStarted:
     """Row ``row``'s choice ran in a pass for the first time."""
 
     row: int
