@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 import httpx
 import uvicorn
 from fastapi import FastAPI
+from headrace_gateway.auth.keys import KeyStore
 from headrace_gateway.http.api import build_api
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_kit.metrics import Registry
 from headrace_kit.traces import Tracing
+from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
 from support.clock import FakeClock
 from support.fake_inference import (
     KEY,
@@ -34,16 +36,23 @@ class Edge:
     auth: FakeAuth = field(default_factory=FakeAuth)
     readiness: FakeReadiness = field(default_factory=FakeReadiness)
     clock: FakeClock = field(default_factory=FakeClock)
+    broker: MemoryBroker = field(default_factory=MemoryBroker)
     metrics: GatewayMetrics = field(
         default_factory=lambda: GatewayMetrics(Registry(service="gateway"))
     )
 
     tracing: Tracing = field(default_factory=Tracing)
 
+    @property
+    def keys(self) -> KeyStore:
+        """The deployment's keys, in memory."""
+        return KeyStore(MemoryGatewayWire(self.broker), b"0123456789abcdef", self.clock)
+
     def build(self) -> FastAPI:
         return build_api(
             service=self.service,
             auth=self.auth,
+            keys=self.keys,
             settings=self.settings,
             metrics=self.metrics,
             readiness=self.readiness,

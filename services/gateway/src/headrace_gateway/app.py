@@ -132,14 +132,11 @@ class GatewayProcess:
             http = HttpServer(self._settings.http_host, self._settings.http_port)
             try:
                 wire = await unless_stopped(stopping, self._connect())
-                keys = KeyUpkeep(
-                    KeyStore(wire, self._pepper, self._clock),
-                    self._clock,
-                    initial=self._initial_key,
-                )
+                keys = KeyStore(wire, self._pepper, self._clock)
+                upkeep = KeyUpkeep(keys, self._clock, initial=self._initial_key)
                 with suppress(Stopped):
-                    await unless_stopped(stopping, self._first_look(keys))
-                await self._serve(wire, keys, http, certificate, stopping)
+                    await unless_stopped(stopping, self._first_look(upkeep))
+                await self._serve(wire, keys, upkeep, http, certificate, stopping)
             except Stopped:
                 log.info("gateway.stopped_early")
             finally:
@@ -192,7 +189,8 @@ class GatewayProcess:
     async def _serve(
         self,
         wire: GatewayWire,
-        keys: KeyUpkeep,
+        keys: KeyStore,
+        upkeep: KeyUpkeep,
         http: HttpServer,
         certificate: Certificate | None,
         stopping: asyncio.Event,
@@ -227,6 +225,7 @@ class GatewayProcess:
         api = build_api(
             service=service,
             auth=auth,
+            keys=keys,
             settings=settings,
             metrics=metrics,
             readiness=readiness,
@@ -245,7 +244,7 @@ class GatewayProcess:
                 group.create_task(serving, name="http")
                 health = group.create_task(rpc.report_health(), name="grpc health")
                 watch = group.create_task(_watched(certificate), name="certificate")
-                upkeep = group.create_task(keys.run(), name="keys")
+                keeping = group.create_task(upkeep.run(), name="keys")
                 await http.started()
                 gc.collect()
                 gc.freeze()  # what start-up made lives as long as the process
@@ -254,7 +253,7 @@ class GatewayProcess:
                 await self._drain(service, readiness, rpc)
                 health.cancel()
                 watch.cancel()
-                upkeep.cancel()
+                keeping.cancel()
                 http.stop()
                 await rpc.stop(LAST_WORDS_S)
                 over.set()

@@ -27,7 +27,7 @@ from headrace_gateway.errors import (
 from headrace_gateway.inference.calls import Caller
 
 Scope = Literal["inference", "admin"]
-"""inference: models, generation, one's own requests. admin: everything of every tenant's keys."""
+"""inference: models, generation, one's own requests. admin: the keys of every tenant."""
 SCOPES: Final[frozenset[str]] = frozenset(get_args(Scope))
 
 NO_KEY: Final = "An API key is needed: send 'Authorization: Bearer <key>'."

@@ -23,13 +23,15 @@ from headrace_gateway.http.errors import HttpError, bad_request, error_response,
 from headrace_gateway.http.exposition import metrics_routes
 from headrace_gateway.http.guard import OPEN_PATHS, Guard
 from headrace_gateway.http.health import health_routes
+from headrace_gateway.http.keys import key_routes
 from headrace_gateway.http.models import model_routes
 from headrace_gateway.http.openapi import document_with_bodies
-from headrace_gateway.http.ports import Authenticates, HttpSettings, Inference, Reports
+from headrace_gateway.http.ports import Authenticates, HttpSettings, Inference, KeyAdmin, Reports
 from headrace_gateway.http.rates import rate_headers
 from headrace_gateway.http.requests import request_routes
 from headrace_gateway.http.schema.chat import ChatFields
 from headrace_gateway.http.schema.completions import CompletionFields
+from headrace_gateway.http.schema.keys import KeyFields
 from headrace_gateway.http.tracing import TraceLayer
 from headrace_gateway.metrics import GatewayMetrics
 
@@ -38,6 +40,7 @@ def build_api(
     *,
     service: Inference,
     auth: Authenticates,
+    keys: KeyAdmin,
     settings: HttpSettings,
     metrics: GatewayMetrics,
     readiness: Reports,
@@ -45,6 +48,7 @@ def build_api(
     tracing: Tracing | None = None,
 ) -> FastAPI:
     """The whole application. Nothing is started; no route but the guard's list is open."""
+    clock = clock or SystemClock()
     open_paths = OPEN_PATHS if settings.metrics_need_key else OPEN_PATHS | {"/metrics"}
     app = FastAPI(
         title="Headrace",
@@ -57,7 +61,7 @@ def build_api(
             Middleware(Cors, origins=settings.cors_origins),
             Middleware(
                 ContextLayer,
-                clock=clock or SystemClock(),
+                clock=clock,
                 metrics=metrics,
                 readiness=readiness,
             ),
@@ -77,10 +81,11 @@ def build_api(
     app.include_router(chat_routes(service, auth, settings))
     app.include_router(completion_routes(service, auth, settings))
     app.include_router(request_routes(service, auth))
+    app.include_router(key_routes(keys, auth, settings, clock))
 
     @app.get("/openapi.json", include_in_schema=False)
     async def describe() -> Response:  # pyright: ignore[reportUnusedFunction]
-        return JSONResponse(document_with_bodies(app, ChatFields, CompletionFields))
+        return JSONResponse(document_with_bodies(app, ChatFields, CompletionFields, KeyFields))
 
     return app
 

@@ -7,6 +7,7 @@ from typing import Literal, Protocol, Self
 
 from headrace_contracts.codes import FinishReason
 from headrace_kit.traces import Span
+from headrace_transport.interface import ApiKey
 
 from headrace_gateway.inference.calls import Call, Caller, Delta, Event, RateState
 
@@ -166,6 +167,28 @@ class Authenticates(Protocol):
     async def token(self, token: bytes) -> Caller: ...
 
     def require(self, caller: Caller, scope: Scope) -> None: ...
+
+
+class KeyAdmin(Protocol):
+    """Keeps API keys. ``create`` raises ``ValueError`` for what makes no sense."""
+
+    async def list(self) -> Sequence[ApiKey]: ...
+
+    async def create(
+        self,
+        *,
+        name: str,
+        tenant: str,
+        scopes: Sequence[str],
+        models: Sequence[str],
+        band: int,
+        expires_ms: int | None,
+        max_concurrency: int | None,
+        requests_per_minute: int | None,
+        tokens_per_minute: int | None,
+    ) -> tuple[str, ApiKey]: ...
+
+    async def revoke(self, public_id: str) -> bool: ...
 
 
 class ReadyReport(Protocol):
