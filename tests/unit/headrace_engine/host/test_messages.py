@@ -64,4 +64,5 @@ def test_a_refusal_is_the_same_error_at_the_other_end() -> None:
 
 def test_an_end_says_why() -> None:
     assert unpack_ended(one(pack_ended(None))) is None
-    assert unpack_ended(one(pack_ended(EngineFailed("x")))) == "EngineFailed: x"
+    assert unpack_ended(one(pack_ended(EngineFailed("x")))) == "x"
+    assert unpack_ended(one(pack_ended(OSError("x")))) == "OSError: x"

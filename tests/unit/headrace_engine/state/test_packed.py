@@ -22,7 +22,7 @@ from headrace_engine.state.packed import (
     unpack_outputs,
     unpack_request,
 )
-from headrace_engine.state.request import MediaSpan, Request, RequestHandle, Sampling
+from headrace_engine.state.request import MediaSpan, Request, RequestHandle, Sampling, Tokens
 from support.engine import Rig
 
 
@@ -41,6 +41,11 @@ def one(data: bytes) -> Message:
     """The one message of ``data``."""
     [message] = Unpacker().feed(data)
     return message
+
+
+def owned(request: Request) -> list[Tokens]:
+    """Its arrays."""
+    return [request.prompt, *request.generated]
 
 
 FULL = Request(
@@ -83,7 +88,10 @@ def test_a_request_with_everything_set_arrives_as_it_was() -> None:
             assert not same(getattr(part, field.name), getattr(plain, field.name)), field.name
 
     for request in (FULL, default):
-        assert same(unpack_request(one(pack_request(request))), request)
+        arrived = unpack_request(one(pack_request(request)))
+        assert same(arrived, request)
+        # The engine owns what it is given, and may write into it.
+        assert all(ids.flags.writeable and ids.base is None for ids in owned(arrived))
 
 
 @pytest.mark.parametrize("choice", [None, 0, 3])

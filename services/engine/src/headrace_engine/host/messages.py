@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 from headrace_kit.errors import SettingsError
 
-from headrace_engine.errors import ModelRejected
+from headrace_engine.errors import EngineFailed, ModelRejected
 from headrace_engine.executor.base import ModelShape
 from headrace_engine.host.base import Served
 from headrace_engine.model.loader.tokenizer_files import TokenizerFiles
@@ -53,7 +53,11 @@ def unpack_refused(message: Message) -> ModelRejected | SettingsError:
 
 def pack_ended(failure: BaseException | None) -> bytes:
     """An ENDED."""
-    return pack(Kind.ENDED, None if failure is None else f"{type(failure).__name__}: {failure}")
+    if failure is None:
+        return pack(Kind.ENDED)
+    if isinstance(failure, EngineFailed):
+        return pack(Kind.ENDED, str(failure))
+    return pack(Kind.ENDED, f"{type(failure).__name__}: {failure}")
 
 
 def unpack_ended(message: Message) -> str | None:

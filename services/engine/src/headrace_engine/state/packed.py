@@ -129,7 +129,9 @@ def pack_request(request: Request) -> bytes:
 def unpack_request(message: Message) -> Request:
     """The request of a PUSH."""
     head = json.loads(message.text)
-    ids = _split(np.frombuffer(message.body, np.int32), head.pop("lengths"))
+    # Copies: the engine may go on in an array that it was given, which bytes do not allow.
+    lengths = head.pop("lengths")
+    ids = [part.copy() for part in _split(np.frombuffer(message.body, np.int32), lengths)]
     sampling = head.pop("sampling")
     sampling["stop_token_ids"] = frozenset(sampling["stop_token_ids"])
     sampling["bias_ids"] = tuple(sampling["bias_ids"])
