@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from containers.daemon import Daemon
 from containers.images import Images
 from openai import OpenAI
 from support.api import Api, Body, told
-from support.composed import UP_S, ComposedStack, composed
+from support.composed import BUILT, COMPOSED, UP_S, ComposedStack, composed
 from support.idle import check_idle
 from support.kubernetes import until
 from support.served import STACK_VARIABLE, ServedStack
@@ -67,13 +68,22 @@ def project(
     environ = {"gateway": gateway}
     made = composed(containers, clone, tmp_path_factory.mktemp("compose"), environ)
     try:
-        timings("docker compose up --wait, first time", made.up())
+        timings("docker compose up --build --wait, first time", made.up(build=True))
+        for name in BUILT.values():
+            # Compose builds what `docker build` does.
+            ours, composed_one = getattr(images, name), f"headrace-{name}:{COMPOSED}"
+            assert layers(containers, ours) == layers(containers, composed_one)
         yield made
     finally:
         print(made.compose("logs", "--no-color", "--tail", "40"))
         made.down("--volumes")
+        containers.docker("rmi", *(f"headrace-{name}:{COMPOSED}" for name in BUILT.values()))
     left = containers.docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}{made.project}")
     assert not left
+
+
+def layers(containers: Daemon, image: str) -> list[str]:
+    return containers.docker("inspect", "--format={{json .RootFS.Layers}}", image).split(",")
 
 
 @pytest.fixture(scope="module")
@@ -232,13 +242,25 @@ def test_prometheus_asks_the_services_and_knows_the_boards_and_alerts(
     assert {rule["name"] for rule in rules()} == {alert.name for alert in ALERTS}
     assert not [rule["name"] for rule in rules() if rule["state"] == "firing"]
 
-    empty: list[str] = []
-    for board in BOARDS:
-        for title, expression in board.expressions:
-            filled = expression.replace("$__rate_interval", "1m").replace("$namespace", ".*")
-            if not asked("/query", query=filled)["result"]:
-                empty.append(title)
-    print("panels without data:", empty)
+    def silent() -> list[str]:
+        """Panels that show nothing although there is something of all that they ask for."""
+        return [
+            title
+            for board in BOARDS
+            for title, expression in board.expressions
+            if not asked("/query", query=filled(expression))["result"]
+            and all(
+                value(f'count({{__name__=~"{name}"}})')
+                for name in re.findall(r"headrace_\w+", expression)
+            )
+        ]
+
+    until(lambda: not silent(), f"panels are empty: {silent()}")
+
+
+def filled(expression: str) -> str:
+    """With Grafana's variables filled in."""
+    return expression.replace("$__rate_interval", "1m").replace("$namespace", ".*")
 
 
 def test_a_stream_outlives_its_engine(project: ComposedStack, api: Api, timings: Timings) -> None:

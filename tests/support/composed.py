@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from containers.daemon import Daemon
+from containers.images import ARGUMENTS, BUILD_S, revision_of
+from containers.wheels import wheel_folder
 from support.served import ServedStack
 
 UP_S: Final = 300.0
 WITHIN_S: Final = 60.0
+COMPOSED: Final = "composed"
+"""Tag of the images that compose builds for tests."""
+BUILT: Final = {"secrets": "cli", "engine": "engine", "gateway": "gateway"}
+"""Services whose images are ours, and the image of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +60,14 @@ class ComposedStack:
             "HEADRACE_HTTP_PORT": str(self.http_port),
             "HEADRACE_GRPC_PORT": str(self.grpc_port),
             "HEADRACE_PROMETHEUS_PORT": str(self.prometheus_port),
+            "HEADRACE_REVISION": revision_of(self.tree),
         }
 
-    def up(self) -> float:
+    def up(self, *, build: bool = False) -> float:
         """Brings everything up and waits until it is healthy. The seconds that took."""
         began = time.monotonic()
-        self.compose("up", "--no-build", "--pull", "never", "--wait", timeout_s=UP_S)
+        how = ("--build",) if build else ("--no-build", "--pull", "never")
+        self.compose("up", *how, "--wait", timeout_s=BUILD_S if build else UP_S)
         return time.monotonic() - began
 
     def down(self, *more: str) -> None:
@@ -116,7 +124,18 @@ def composed(
 ) -> ComposedStack:
     """Describes a project of its own on free ports; ``environ`` is added to services' own."""
     ports = free_ports(4)
-    override: dict[str, Any] = {"services": {"engine": {"ports": [f"127.0.0.1:{ports[2]}:9100"]}}}
+    offline = {
+        "network": "none",
+        "additional_contexts": {"wheels": str(wheel_folder())},
+        "args": ARGUMENTS,
+    }
+    # Under names of their own: compose labels what it builds.
+    services: dict[str, Any] = {
+        service: {"image": f"headrace-{name}:{COMPOSED}", "build": offline}
+        for service, name in BUILT.items()
+    }
+    services["engine"]["ports"] = [f"127.0.0.1:{ports[2]}:9100"]
+    override: dict[str, Any] = {"services": services}
     for service, added in environ.items():
         override["services"].setdefault(service, {})["environment"] = dict(added)
     (folder / "tests.yml").write_text(json.dumps(override))

@@ -21,6 +21,15 @@ from containers.wheels import wheel_folder
 
 VERSION: Final = "0.1.0"
 BUILD_S: Final = 3000.0
+ARGUMENTS: Final = {
+    "PIP_NO_INDEX": "1",
+    # Empty, as compose gives them.
+    "PIP_INDEX_URL": "",
+    "PIP_EXTRA_INDEX_URL": "",
+    # The same for every commit, so that what did not change comes from the build cache.
+    "SOURCE_DATE_EPOCH": "0",
+}
+"""Of every build that takes all of its packages from ``wheels``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +63,20 @@ def build_images(daemon: Daemon, tree: Path) -> Images:
 
 def build(daemon: Daemon, tree: Path, dockerfile: str, *more: str) -> str:
     """One ``docker build`` of a clean or a working tree."""
-    revision = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=tree, capture_output=True, text=True, check=True
-    ).stdout.strip()
+    arguments = ARGUMENTS | {"REVISION": revision_of(tree)}
     return daemon.docker(
         *("build", "--network", "none", "--build-context", f"wheels={wheel_folder()}"),
-        *("--build-arg", "PIP_NO_INDEX=1", "--build-arg", f"REVISION={revision}"),
-        # The same for every commit, so that what did not change comes from the build cache.
-        *("--build-arg", "SOURCE_DATE_EPOCH=0"),
+        *(part for pair in arguments.items() for part in ("--build-arg", "=".join(pair))),
         *("--file", tree / dockerfile, *more, tree),
         timeout_s=BUILD_S,
     )
+
+
+def revision_of(tree: Path) -> str:
+    """The commit that a tree stands on."""
+    command = ["git", "rev-parse", "HEAD"]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def dockerfile_of(image: str) -> str:
