@@ -25,6 +25,12 @@ from headrace_engine.kernels.gpu.shared_attention import (
     beginning_splits,
     shared_attention,
 )
+from headrace_engine.kernels.gpu.split_product import (
+    MOST_ROWS,
+    MOST_SPLITS,
+    split_product,
+    splits_of,
+)
 from headrace_engine.kernels.gpu.swiglu import swiglu
 from headrace_engine.model.cuda_weights import CudaLayer, CudaWeights
 
@@ -121,6 +127,7 @@ class CudaDecoder:
         )
         self._last = empty(rows, config.hidden)
         self.logits = empty(rows, config.vocabulary, dtype=torch.float32)
+        self._parts = empty(MOST_SPLITS * MOST_ROWS * config.hidden, dtype=torch.float32)
         self._decode_attention = DecodeAttention(
             self._region,
             rows=rows,
@@ -184,15 +191,15 @@ class CudaDecoder:
             if layer.qkv_bias is not None:
                 qkv += layer.qkv_bias
             seen = self._attend(index, layer, columns, batch, qkv, attended)
-            self._linear(seen, layer.attention_output, delta)
-            residual_norm(delta, residual, layer.mlp_norm, normed, epsilon)
-            self._mlp(layer, normed, delta)
+            added = self._product(seen, layer.attention_output, delta)
+            residual_norm(added, residual, layer.mlp_norm, normed, epsilon)
+            added = self._mlp(layer, normed, delta)
             last = index + 1 == len(weights.layers)
             following = weights.final_norm if last else weights.layers[index + 1].attention_norm
-            residual_norm(delta, residual, following, normed, epsilon)
+            residual_norm(added, residual, following, normed, epsilon)
         return normed
 
-    def _mlp(self, layer: CudaLayer, normed: Tensor, delta: Tensor) -> None:
+    def _mlp(self, layer: CudaLayer, normed: Tensor, delta: Tensor) -> Tensor:
         count = normed.shape[0]
         active = self._active[:count]
         if count <= _GEMV_ROWS:
@@ -201,7 +208,7 @@ class CudaDecoder:
             gate_up = self._gate_up[:count]
             torch.mm(normed, layer.gate_up.t(), out=gate_up)
             swiglu(gate_up, active)
-        self._linear(active, layer.down, delta)
+        return self._product(active, layer.down, delta)
 
     def _attend(
         self,
@@ -306,6 +313,17 @@ class CudaDecoder:
     def _shared_splits(self, rows: int) -> int:
         config = self._config
         return beginning_splits(rows, config.heads, config.kv_heads, self._processors)
+
+    def _product(self, x: Tensor, weight: Tensor, delta: Tensor) -> Tensor:
+        """What a product adds to the residual: ``delta``, or few rows' partial sums."""
+        rows, width = x.shape[0], weight.shape[0]
+        splits = splits_of(width, weight.shape[1], self._processors)
+        if not _GEMV_ROWS < rows <= MOST_ROWS or not splits:
+            self._linear(x, weight, delta)
+            return delta
+        parts = self._parts[: splits * rows * width].view(splits, rows, width)
+        split_product(x, weight, parts)
+        return parts
 
     def _linear(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         if x.shape[0] <= _GEMV_ROWS:

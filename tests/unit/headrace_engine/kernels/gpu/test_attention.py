@@ -6,8 +6,8 @@ import pytest
 import torch
 from headrace_engine.kernels.gpu import reference
 from headrace_engine.kernels.gpu.rope_store import rope_store
-from support.gpu import DEVICE, DTYPES, TOLERANCE, poisoned, random, relative_error
-from support.paged import BLOCK, DIM, LAYER, Cache, rope_angles, store
+from support.gpu import DEVICE, DTYPES, TOLERANCE, random, relative_error
+from support.paged import BLOCK, DIM, Cache, rope_angles, store
 
 pytestmark = pytest.mark.torch
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from headrace_engine.kernels.gpu import reference
+from headrace_engine.kernels.gpu import decode_attention, reference
 from headrace_engine.kernels.gpu.decode_attention import DecodeAttention, cut_for
 from support.gpu import DEVICE, DTYPES, TOLERANCE, poisoned, relative_error
 from support.paged import BLOCK, DIM, LAYER, LAYERS, Cache, store
@@ -52,7 +52,11 @@ def test_every_row_sees_exactly_its_context(dtype: torch.dtype, heads: int, kv_h
         assert torch.allclose(masses[row], mass, rtol=1e-2, atol=1e-2), f"slot {slot}"
 
 
-def test_a_row_may_begin_at_a_block_of_its_own() -> None:
+@pytest.mark.parametrize("few_rows", [0, 16])
+def test_a_row_may_begin_at_a_block_of_its_own(
+    few_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_attention, "FEW_ROWS", few_rows)
     cache, heads, length = Cache(1, DTYPES[0]), 2, 100
     store(cache, heads, [(1, 0, length - 1)])
     _, qkv, slots, positions = store(cache, heads, [(1, length - 1, length)])
@@ -67,6 +71,6 @@ def test_a_row_may_begin_at_a_block_of_its_own() -> None:
     assert relative_error(out.view(1, heads, DIM), expected) < 2 * TOLERANCE[DTYPES[0]]
 
 
-def test_pieces_fill_the_device_and_are_no_smaller_than_that() -> None:
-    assert [cut_for(rows, 8, 132).tokens for rows in (1, 32, 128, 256)] == [64, 64, 256, 512]
-    assert [cut_for(rows, 8, 132).most for rows in (1, 8, 32, 256)] == [128, 32, 16, 16]
+def test_pieces_are_as_large_as_keeps_the_device_even() -> None:
+    assert [cut_for(rows, 8, 132).tokens for rows in (32, 64, 128, 256)] == [256, 512, 512, 1024]
+    assert [cut_for(rows, 1, 132).most for rows in (17, 128)] == [64, 16]

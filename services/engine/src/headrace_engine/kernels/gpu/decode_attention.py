@@ -1,17 +1,21 @@
-"""Paged attention of single tokens: pieces of contexts from one queue, combined where they meet.
+"""Paged attention of single tokens, for few rows and for many. Safe in a graph.
 
-A row's context is cut into pieces of about equal size, by its own length alone. ``plan`` lists the
-pieces of all rows once a step; in every layer resident programs take (piece, key head) pairs from
-the list until it is empty, so that rows of uneven length balance. The program that finishes the
-last piece of a row and head combines them. Nothing depends on a length that the host knows: the
-launch is the same for every step of one batch size, as a graph needs it.
+Many rows: a row's context is cut into pieces of about equal size, by its own length alone. ``plan``
+lists the pieces of all rows once a step; in every layer resident programs take (piece, key head)
+pairs from the list until it is empty, so that rows of uneven length balance. The program that
+finishes the last piece of a row and head combines them. Few rows: each row is cut into ``SPLITS``
+pieces, a program each, and a second launch combines; no list has to be read first.
+
+Nothing depends on a length that the host knows: the launch is the same for every step of one batch
+size. The list, which no kernel since the plan wrote, is read before the wait on the kernel before.
 
 Shapes   qkv[tokens, (heads + 2 kv_heads) head_dim], rotated queries first
          queries[rows] int32: the token of each row; slots[tokens], positions[tokens] int32
          table[slots, blocks] int64: item offset in the region of each block of a slot
          lines[region lines, head_dim]: the region, a token's key or value of one head a line
-         pieces[1 + rows * splits, 8] int32, see ``plan``
-         partial[pieces, heads, head_dim] and mass[pieces, heads] float32 scratch
+         pieces[1 + count, 8] int32: the count; then token, slot, length, first tile, end, the row's
+         first piece, its pieces, row
+         partial[pieces, heads, head_dim] and masses[pieces, heads] float32 scratch
          out[tokens, heads head_dim]
 Dtypes   KV and queries of one 16- or 32-bit float type; scores and sums in float32
 Order    a piece is summed tile by tile, and pieces are combined in order. Batch neighbours change
@@ -34,13 +38,13 @@ from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, OPTIONS, power_
 
 TILE: Final = 32
 """Tokens of one step of a program, where a cache block has as many."""
-LARGEST: Final = 512
-SMALLEST: Final = 64
-"""Tokens of one piece."""
+FEW_ROWS: Final = 16
+"""Up to here each row is cut into SPLITS pieces."""
+SPLITS: Final = 16
 _WORDS: Final = 8
 """int32 of one entry of the list of pieces."""
 _STAGES: Final = 3
-_PROGRAMS: Final = 10
+_PROGRAMS: Final = 8
 """On one multiprocessor."""
 _LOG2_E: Final = 1.4426950408889634
 
@@ -58,18 +62,17 @@ class Cut:
 
 
 def cut_for(rows: int, kv_heads: int, processors: int) -> Cut:
-    """Pieces so small that a thousand tokens a row give each program two of them, no smaller."""
+    """Pieces as large as keeps the device even, which a sweep on an H200 found."""
     programs = _PROGRAMS * processors
-    tokens = LARGEST
-    while tokens > SMALLEST and rows * kv_heads * 1024 < 2 * programs * tokens:
-        tokens //= 2
+    waves = rows * kv_heads / programs
+    tokens = 1024 if waves > 1 else 512 if waves > 0.4 else 256
     most = 16
     while most < 128 and rows * kv_heads * most < programs:
         most *= 2
     return Cut(tokens, most, programs)
 
 
-@triton.jit(do_not_specialize=["rows", "largest", "most"])
+@triton.jit(do_not_specialize=["rows", "largest", "most", "programs"])
 def _plan(
     queries,
     slots,
@@ -80,6 +83,7 @@ def _plan(
     rows,
     largest,
     most,
+    programs,
     TILE: tl.constexpr,
     LAYERS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -109,8 +113,9 @@ def _plan(
     all_long = tl.sum(longs, 0)
     begin = tl.where(long, tl.cumsum(longs, 0) - longs, all_long + tl.cumsum(shorts, 0) - shorts)
     tl.store(pieces, all_long + tl.sum(shorts, 0))
-    tl.store(taken + tl.arange(0, LAYERS), tl.zeros([LAYERS], tl.int32))
-    for piece in range(0, tl.max(count, 0)):
+    # Each program begins with the pair of its own number.
+    tl.store(taken + tl.arange(0, LAYERS), tl.zeros([LAYERS], tl.int32) + programs)
+    for piece in range(tl.max(count, 0)):
         at = pieces + (1 + begin + piece) * 8
         mine = real & (piece < count)
         tl.store(at, token, mine)
@@ -121,6 +126,68 @@ def _plan(
         tl.store(at + 5, begin, mine)
         tl.store(at + 6, count, mine)
         tl.store(at + 7, row, mine)
+
+
+@triton.jit
+def _line_of(blocks, tile, BLOCK_TOKENS: tl.constexpr, HEAD_DIM: tl.constexpr, TILE: tl.constexpr):
+    start = tile * TILE
+    block = tl.load(blocks + start // BLOCK_TOKENS) // HEAD_DIM
+    return block.to(tl.int32) + start % BLOCK_TOKENS
+
+
+@triton.jit
+def _fold(score, value, highest, mass, total):
+    """One tile more: the largest score so far, what is divided by, and the weighted values."""
+    top = tl.maximum(highest, tl.max(score, 0))
+    shrink = tl.exp2(highest - top)
+    share = tl.exp2(score - top[None, :])
+    mass = mass * shrink + tl.sum(share, 0)
+    total = total * shrink[None, :] + tl.dot(
+        tl.trans(value), share.to(value.dtype), input_precision="ieee"
+    )
+    return top, mass, total
+
+
+@triton.jit
+def _attend_piece(
+    query,
+    lines,
+    blocks,
+    head_line,
+    first,
+    last,
+    length,
+    scale,
+    VALUE_LINES: tl.constexpr,
+    PADDED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    # Keys times queries, not queries times keys: the few heads of a group are then the narrow side
+    # of the product, which may be 8 wide, and little of it is padding.
+    highest = tl.full([PADDED], float("-inf"), tl.float32)
+    mass = tl.zeros([PADDED], tl.float32)
+    total = tl.zeros([HEAD_DIM, PADDED], tl.float32)
+    # Whole tiles first, without masks: a mask would take keys and values through registers.
+    whole = tl.minimum(last, length // TILE)
+    for tile in tl.range(first, whole, num_stages=STAGES):
+        line = head_line + _line_of(blocks, tile, BLOCK_TOKENS, HEAD_DIM, TILE)
+        key = lines.load([line, 0])
+        value = lines.load([line + VALUE_LINES, 0])
+        score = tl.dot(key, query, input_precision="ieee") * scale
+        highest, mass, total = _fold(score, value, highest, mass, total)
+    if whole < last:
+        line = head_line + _line_of(blocks, whole, BLOCK_TOKENS, HEAD_DIM, TILE)
+        inside = (whole * TILE + tl.arange(0, TILE) < length)[:, None]
+        key = lines.load([line, 0])
+        # What follows the context in its last block may be anything, NaN too.
+        value = tl.where(inside, lines.load([line + VALUE_LINES, 0]), 0.0)
+        score = tl.dot(key, query, input_precision="ieee") * scale
+        score = tl.where(inside, score, float("-inf"))
+        highest, mass, total = _fold(score, value, highest, mass, total)
+    return highest, mass, total
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -151,17 +218,15 @@ def _decode_attention(
 ):
     group = tl.arange(0, PADDED)
     lanes = tl.arange(0, HEAD_DIM)
-    steps = tl.arange(0, TILE)
     real = group < GROUP
     width: tl.constexpr = (HEADS + 2 * KV_HEADS) * HEAD_DIM
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
     layer_line = layer * (2 * KV_HEADS * BLOCK_TOKENS)
-    work = tl.atomic_add(taken + layer, 1, sem="relaxed")
+    if PDL:
+        gdc_launch_dependents()
+    work = tl.program_id(0)
+    # The list is as the step's first kernels left it: it is read before the wait.
     end = tl.load(pieces) * KV_HEADS
     while work < end:
-        following = tl.atomic_add(taken + layer, 1, sem="relaxed")
         kv_head = work % KV_HEADS
         piece = work // KV_HEADS
         record = pieces + (1 + piece) * 8
@@ -174,50 +239,28 @@ def _decode_attention(
         count = tl.load(record + 6)
         row = tl.load(record + 7)
         heads = kv_head * GROUP + group
-        # Keys times queries, not queries times keys: the few heads of a group are then the narrow
-        # side of the product, which may be 8 wide, and little of it is padding.
-        place = token * width + heads[None, :] * HEAD_DIM + lanes[:, None]
-        query = tl.load(qkv + place, real[None, :], 0.0)
-        highest = tl.full([PADDED], float("-inf"), tl.float32)
-        mass = tl.zeros([PADDED], tl.float32)
-        total = tl.zeros([HEAD_DIM, PADDED], tl.float32)
         blocks = table + slot * table_width
         head_line = layer_line + kv_head * BLOCK_TOKENS
-        # Whole tiles first, without masks: a mask would take keys and values through registers.
-        whole = tl.minimum(last, length // TILE)
-        for tile in tl.range(first, whole, num_stages=STAGES):
-            start = tile * TILE
-            block = (tl.load(blocks + start // BLOCK_TOKENS) // HEAD_DIM).to(tl.int32)
-            line = head_line + block + start % BLOCK_TOKENS
-            key = lines.load([line, 0])
-            value = lines.load([line + KV_HEADS * BLOCK_TOKENS, 0])
-            score = tl.dot(key, query, input_precision="ieee") * scale
-            top = tl.maximum(highest, tl.max(score, 0))
-            shrink = tl.exp2(highest - top)
-            share = tl.exp2(score - top[None, :])
-            mass = mass * shrink + tl.sum(share, 0)
-            total = total * shrink[None, :] + tl.dot(
-                tl.trans(value), share.to(value.dtype), input_precision="ieee"
-            )
-            highest = top
-        if whole < last:
-            start = whole * TILE
-            block = (tl.load(blocks + start // BLOCK_TOKENS) // HEAD_DIM).to(tl.int32)
-            line = head_line + block + start % BLOCK_TOKENS
-            inside = (start + steps < length)[:, None]
-            key = lines.load([line, 0])
-            # What follows the context in its last block may be anything, NaN too.
-            value = tl.where(inside, lines.load([line + KV_HEADS * BLOCK_TOKENS, 0]), 0.0)
-            score = tl.dot(key, query, input_precision="ieee") * scale
-            score = tl.where(inside, score, float("-inf"))
-            top = tl.maximum(highest, tl.max(score, 0))
-            shrink = tl.exp2(highest - top)
-            share = tl.exp2(score - top[None, :])
-            mass = mass * shrink + tl.sum(share, 0)
-            total = total * shrink[None, :] + tl.dot(
-                tl.trans(value), share.to(value.dtype), input_precision="ieee"
-            )
-            highest = top
+        if PDL:
+            gdc_wait()
+        following = tl.atomic_add(taken + layer, 1, sem="relaxed")
+        place = token * width + heads[None, :] * HEAD_DIM + lanes[:, None]
+        highest, mass, total = _attend_piece(
+            tl.load(qkv + place, real[None, :], 0.0),
+            lines,
+            blocks,
+            head_line,
+            first,
+            last,
+            length,
+            scale,
+            KV_HEADS * BLOCK_TOKENS,
+            PADDED,
+            HEAD_DIM,
+            BLOCK_TOKENS,
+            TILE,
+            STAGES,
+        )
         place = out + token * (HEADS * HEAD_DIM) + heads[None, :] * HEAD_DIM + lanes[:, None]
         if count == 1:
             tl.store(place, (total / mass[None, :]).to(out.dtype.element_ty), real[None, :])
@@ -239,7 +282,7 @@ def _decode_attention(
                 highest = tl.full([PADDED], float("-inf"), tl.float32)
                 mass = tl.zeros([PADDED], tl.float32)
                 total = tl.zeros([HEAD_DIM, PADDED], tl.float32)
-                for other in range(0, count):
+                for other in range(count):
                     at = (begin + other).to(tl.int64) * HEADS + heads
                     weight = tl.load(masses + at, real, 0.0, cache_modifier=".cg")
                     part = tl.load(
@@ -261,8 +304,117 @@ def _decode_attention(
         work = following
 
 
+@triton.jit(do_not_specialize=["layer"])
+def _few_rows(
+    qkv,
+    queries,
+    slots,
+    positions,
+    firsts,
+    table,
+    lines,
+    partial,
+    masses,
+    table_width,
+    layer,
+    scale,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    STAGES: tl.constexpr,
+    FIRSTS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    group = tl.arange(0, PADDED)
+    lanes = tl.arange(0, HEAD_DIM)
+    real = group < GROUP
+    if PDL:
+        gdc_launch_dependents()
+    token = tl.load(queries + row).to(tl.int64)
+    slot = tl.load(slots + token).to(tl.int64)
+    length = tl.load(positions + token) + 1
+    begin = 0
+    if FIRSTS:
+        begin = tl.load(firsts + row) // TILE
+    tiles = tl.cdiv(length, TILE) - begin
+    share = tl.cdiv(tiles, SPLITS)
+    first = begin + split * share
+    last = tl.minimum(first + share, begin + tiles)
+    heads = kv_head * GROUP + group
+    at = (row * HEADS + heads) * SPLITS + split
+    if PDL:
+        gdc_wait()
+    if first < last:
+        place = token * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + heads[None, :] * HEAD_DIM
+        highest, mass, total = _attend_piece(
+            tl.load(qkv + place + lanes[:, None], real[None, :], 0.0),
+            lines,
+            table + slot * table_width,
+            layer * (2 * KV_HEADS * BLOCK_TOKENS) + kv_head * BLOCK_TOKENS,
+            first,
+            last,
+            length,
+            scale,
+            KV_HEADS * BLOCK_TOKENS,
+            PADDED,
+            HEAD_DIM,
+            BLOCK_TOKENS,
+            TILE,
+            STAGES,
+        )
+        tl.store(masses + at, highest + tl.log2(mass), real)
+        tl.store(
+            partial + at[None, :] * HEAD_DIM + lanes[:, None], total / mass[None, :], real[None, :]
+        )
+    else:
+        tl.store(masses + at, tl.full([PADDED], float("-inf"), tl.float32), real)
+
+
+@triton.jit
+def _combine(
+    queries,
+    partial,
+    masses,
+    out,
+    log_mass,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LOG_MASS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    splits = tl.arange(0, SPLITS)
+    lanes = tl.arange(0, HEAD_DIM)
+    token = tl.load(queries + row).to(tl.int64)
+    at = (row * HEADS + head) * SPLITS + splits
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    weight = tl.load(masses + at)
+    used = weight > float("-inf")
+    top = tl.max(weight, 0)
+    weight = tl.exp2(weight - top)
+    # Scratch of a split that had nothing to do was not written in this step.
+    values = tl.load(partial + at[:, None] * HEAD_DIM + lanes[None, :], used[:, None], 0.0)
+    mass = tl.sum(weight, 0)
+    total = tl.sum(values * weight[:, None], 0) / mass
+    tl.store(out + (token * HEADS + head) * HEAD_DIM + lanes, total.to(out.dtype.element_ty))
+    if LOG_MASS:
+        tl.store(log_mass + row * HEADS + head, top + tl.log2(mass))
+
+
 class DecodeAttention:
-    """Scratch of the two kernels for at most ``rows`` rows, and their launches."""
+    """Scratch of the kernels for at most ``rows`` rows, and their launches."""
 
     def __init__(
         self,
@@ -287,14 +439,16 @@ class DecodeAttention:
         sizes = {power_of_two(rows) >> shift for shift in range(power_of_two(rows).bit_length())}
         most = max(size * cut_for(size, kv_heads, processors).most for size in sizes)
 
-        def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+        def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=region.device)
 
-        self._pieces = empty(1 + most, _WORDS, dtype=torch.int32)
-        self._taken = empty(power_of_two(layers), dtype=torch.int32)
-        self._arrived = empty(rows, kv_heads, dtype=torch.int32)
-        self._partial = empty(most, heads, head_dim, dtype=torch.float32)
-        self._masses = empty(most, heads, dtype=torch.float32)
+        self._pieces = zeros(1 + most, _WORDS, dtype=torch.int32)
+        self._taken = zeros(power_of_two(layers), dtype=torch.int32)
+        self._arrived = zeros(rows, kv_heads, dtype=torch.int32)
+        self._partial = zeros(most, heads, head_dim, dtype=torch.float32)
+        self._masses = zeros(most, heads, dtype=torch.float32)
+        self._planned: tuple[torch.Tensor, ...] = ()
+        """queries, slots, positions, and perhaps firsts, of the step."""
 
     def plan(
         self,
@@ -303,11 +457,15 @@ class DecodeAttention:
         positions: torch.Tensor,
         firsts: torch.Tensor | None = None,
     ) -> None:
-        """Lists the pieces of the tokens ``queries``; once a step, before the first layer.
+        """Takes the tokens ``queries`` for the layers that follow; once a step.
 
         ``firsts`` int32[rows], multiples of the block size, leaves out what comes before.
         """
-        cut = cut_for(queries.shape[0], self._kv_heads, self._processors)
+        rows = queries.shape[0]
+        self._planned = (queries, slots, positions, *(() if firsts is None else (firsts,)))
+        if rows <= FEW_ROWS:
+            return
+        cut = cut_for(rows, self._kv_heads, self._processors)
         _plan[(1,)](
             queries,
             slots,
@@ -315,9 +473,10 @@ class DecodeAttention:
             queries if firsts is None else firsts,
             self._pieces,
             self._taken,
-            queries.shape[0],
+            rows,
             cut.tokens,
             cut.most,
+            cut.programs,
             TILE=self._tile,
             LAYERS=self._taken.shape[0],
             BLOCK=power_of_two(self._arrived.shape[0]),
@@ -341,6 +500,9 @@ class DecodeAttention:
 
         ``log_mass`` float32[rows, heads] takes the logarithm (base 2) of what each head divided by.
         """
+        if rows <= FEW_ROWS:
+            self._attend_few(qkv, table, out, layer, log_mass)
+            return
         group = self._heads // self._kv_heads
         _decode_attention[(cut_for(rows, self._kv_heads, self._processors).programs,)](
             qkv,
@@ -367,5 +529,57 @@ class DecodeAttention:
             LOG_MASS=log_mass is not None,
             PDL=DEPENDENT_LAUNCH,
             num_warps=1,
+            **OPTIONS,
+        )
+
+    def _attend_few(
+        self,
+        qkv: torch.Tensor,
+        table: torch.Tensor,
+        out: torch.Tensor,
+        layer: int,
+        log_mass: torch.Tensor | None,
+    ) -> None:
+        queries, slots, positions, *firsts = self._planned
+        rows, group = queries.shape[0], self._heads // self._kv_heads
+        _few_rows[(rows, self._kv_heads, SPLITS)](
+            qkv,
+            queries,
+            slots,
+            positions,
+            firsts[0] if firsts else queries,
+            table,
+            self._lines,
+            self._partial,
+            self._masses,
+            table.shape[1],
+            layer,
+            _LOG2_E * self._head_dim**-0.5,
+            HEADS=self._heads,
+            KV_HEADS=self._kv_heads,
+            GROUP=group,
+            PADDED=max(8, power_of_two(group)),
+            HEAD_DIM=self._head_dim,
+            BLOCK_TOKENS=self._block_tokens,
+            TILE=self._tile,
+            SPLITS=SPLITS,
+            STAGES=_STAGES,
+            FIRSTS=bool(firsts),
+            PDL=DEPENDENT_LAUNCH,
+            num_warps=2,
+            **OPTIONS,
+        )
+        _combine[(rows, self._heads)](
+            queries,
+            self._partial,
+            self._masses,
+            out,
+            self._masses if log_mass is None else log_mass,
+            HEADS=self._heads,
+            HEAD_DIM=self._head_dim,
+            SPLITS=SPLITS,
+            LOG_MASS=log_mass is not None,
+            PDL=DEPENDENT_LAUNCH,
+            num_warps=2,
             **OPTIONS,
         )
