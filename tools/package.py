@@ -77,7 +77,8 @@ def main() -> int:
     archives = [save(name, out / "images") for name in wanted]
     (out / "images.txt").write_text(image_list(archives, out))
     (out / "digests-values.yaml").write_text(values(archives))
-    chart = next(out.glob("headrace-*.tgz"))
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
+    chart = out / f"headrace-{version}.tgz"
     made = [chart, out / "images.txt", out / "digests-values.yaml", *(a.path for a in archives)]
     (out / "SHA256SUMS").write_text(sums(made, out))
     print((out / "images.txt").read_text(), end="")
