@@ -48,6 +48,8 @@ PLAIN_PASSES = 40
 """Of the plain reference, which takes milliseconds."""
 TAIL = 256
 """Tokens at a prompt's end that are its own; what is before them is shared by all."""
+SETTLE = 100
+"""Passes in which every row has its prompt."""
 FRESH = 40
 """Tokens of a short prompt that nobody had before."""
 STAYS: tuple[int, int] = (100, 25)
@@ -91,7 +93,8 @@ class Engine:
     ) -> None:
         """``spare`` slots and ``extra_blocks`` blocks are left to what the bench adds.
 
-        ``stay`` is for how many tokens a sequence stays, one after the other; None: for all passes.
+        ``stay`` is for how many tokens a sequence stays, so that they end one after the other, from
+        ``SETTLE`` passes on; None: for all passes.
         """
         session = context + block_tokens + 2 * passes + 256
         chunk = context + rows * (TAIL + 2 * block_tokens)
@@ -116,11 +119,12 @@ class Engine:
         self.loop = EngineLoop(self.door, executor, settings, SystemClock(), shape)
         self._next = 1
         for row in range(rows):
-            new = 2 * passes + 64 if stay is None else stay + 1 + row * stay // rows
+            new = 2 * passes + 64 if stay is None else SETTLE + row * stay // rows
             self.push(self.prompt(row % block_tokens), new)
         # Others run besides until all have their prompt, so a few rows are ahead of the rest.
         while self.loop.metrics.get().pass_tokens != rows or not self._all_decode():
             self.step()
+            assert not self.loop.metrics.get().finished, "rows ended before all had begun"
         self._stay = stay
         for _ in range(20):
             self.step()
@@ -325,7 +329,7 @@ def changing(
         def between(engine: Engine = engine, stay: int = stay) -> None:
             ended[stay] += engine.replace(shared, own)
 
-        for _ in range(2 * stay):
+        for _ in range(SETTLE + 2 * stay):
             engine.loop.step()
             between()
         ended[stay] = 0

@@ -70,9 +70,8 @@ class LogicalBlockPool:
     def extend(self, holder: SequenceBlocks) -> LogicalBlock:
         """Appends a new private block without memory."""
         size = self.block_tokens
-        block = LogicalBlock(
-            len(holder.blocks) * size, size, refs=1, holders={holder: None}, maker=holder.number
-        )
+        block = LogicalBlock(len(holder.blocks) * size, size, holders={holder: None})
+        block.refs, block.maker = 1, holder.number
         block.slot = CacheBlock(self.block_type, block)
         self.alive += 1
         holder.blocks.append(block)

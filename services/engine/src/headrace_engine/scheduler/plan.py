@@ -166,6 +166,6 @@ def plan_continue(
     decodes = Decodes(decoding, columns.planned[decoding])
     # One that decodes has sampled one token more than it has planned.
     wanting = decodes.begins < columns.limit[decoding] - 1
-    if not wanting.all():
+    if np.count_nonzero(wanting) < len(wanting):
         decodes = decodes.only(wanting)
     return decodes, decodes.slots[decodes.begins >= columns.capacity[decodes.slots]]
