@@ -6,7 +6,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 from headrace_contracts.codes import Code, FinishReason
-from headrace_engine.scheduler.journal import Journal
+from headrace_engine.scheduler.journal import BLOCKS_A_PASS, Journal
 from headrace_engine.state.request import MediaSpan
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from support.engine import RecurrentExecutor, Rig, TokenExactExecutor, image, true_tokens
@@ -38,6 +38,8 @@ class EngineMachine(RuleBasedStateMachine):
     fold: Any
     journal_bytes: int | None = None
     """Size of a journal's ring; None: there is none."""
+    blocks_a_pass: int = BLOCKS_A_PASS
+    """That a snapshot of the journal looks at."""
 
     @initialize(
         blocks=st.sampled_from([8, 10, 16]),
@@ -64,7 +66,9 @@ class EngineMachine(RuleBasedStateMachine):
     ) -> None:
         self.executor = self._executor()
         size = type(self).journal_bytes
-        self.journal = None if size is None else Journal(size)
+        self.journal = None
+        if size is not None:
+            self.journal = Journal(size, blocks_a_pass=type(self).blocks_a_pass)
         self.rig = Rig(
             executor=self.executor,
             journal=self.journal,

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from support.engine_machine import EngineMachine
 from support.journals import recorded
+from support.lengths import times
 
 
 class ReplayedMachine(EngineMachine):
@@ -35,19 +36,26 @@ class ReplayedMachine(EngineMachine):
 @pytest.mark.rule("journal.every-input")
 @pytest.mark.rule("journal.snapshot-is-whole")
 @pytest.mark.parametrize("phases", [1, 2])
-@pytest.mark.parametrize("journal_bytes", [1 << 30, 6000])
+@pytest.mark.parametrize(
+    ("journal_bytes", "blocks_a_pass"), [(1 << 30, 1), (6000, 1 << 20), (4000, 2)]
+)
 def test_random_runs_give_the_same_plans_from_the_start_and_from_every_snapshot(
-    phases: int, journal_bytes: int
+    phases: int, journal_bytes: int, blocks_a_pass: int
 ) -> None:
     machine = type(
         "Machine",
         (ReplayedMachine,),
-        {"phases": phases, "fold": staticmethod(fold), "journal_bytes": journal_bytes},
+        {
+            "phases": phases,
+            "fold": staticmethod(fold),
+            "journal_bytes": journal_bytes,
+            "blocks_a_pass": blocks_a_pass,
+        },
     )
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=8,
+            max_examples=times(8),
             stateful_step_count=30,
             deadline=None,
             derandomize=True,

@@ -7,7 +7,7 @@ import json
 import pytest
 from headrace_engine.errors import JournalRejected
 from headrace_engine.scheduler.journal_replay import Replayer
-from headrace_engine.scheduler.journal_state import capture
+from headrace_engine.scheduler.journal_snapshot import capture
 from support.journals import recorded
 
 

@@ -280,6 +280,8 @@ class LogicalBlockPool:
         block.valid = False
         block.publisher = block.written = 0
         block.origins = NOBODY
+        if self.trie.changes is not None:
+            self.trie.changes.touched[block] = None
         for holder in block.holders:
             holder.changed = True
 
@@ -337,7 +339,10 @@ class LogicalBlockPool:
         for state in checkpoints:
             assert state.parent is not None
             assert state.parent.offset < state.offset <= state.parent.end
-            assert state.parent.extent >= state.offset - state.parent.offset
+            # With a private block it serves the block's own sequence, which knows how far it is valid.
+            found = state.parent.indexed or state.parent.offered
+            assert not found or state.parent.extent >= state.offset - state.parent.offset
+            assert state.parent.valid
             assert not state.holders
         allocated = 0
         for block in blocks.values():

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from headrace_contracts.prefix_key import PrefixKey, fold, root_key
 
 from headrace_engine.cache.block import LogicalBlock
+from headrace_engine.cache.changes import Changes
 
 Fold = Callable[[PrefixKey, bytes, Sequence[bytes]], PrefixKey]
 """Key of a prefix followed by one block."""
@@ -47,7 +48,7 @@ class PrefixTrie:
         ``parent.children`` are the nodes and offered blocks after ``parent``, in order of content
     """
 
-    __slots__ = ("_children", "_fold", "_identities", "_nodes", "_roots", "offered")
+    __slots__ = ("_children", "_fold", "_identities", "_nodes", "_roots", "changes", "offered")
 
     def __init__(self, fold: Fold = fold) -> None:
         """``fold`` is replaced by tests only, to force collisions."""
@@ -59,6 +60,8 @@ class PrefixTrie:
         self._identities: dict[LogicalBlock, RootIdentity] = {}
         self.offered: dict[LogicalBlock, None] = {}
         """Partial siblings, in order of their offer."""
+        self.changes: Changes | None = None
+        """Where changes of blocks are marked, the pool's too. None: nobody wants to know."""
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -130,6 +133,8 @@ class PrefixTrie:
         block.key = key
         block.indexed = True
         _adopt(parent, block, tokens, fingerprints)
+        if self.changes is not None:
+            self.changes.place(block)
         return True
 
     def offer(
@@ -146,6 +151,8 @@ class PrefixTrie:
         block.offered = len(tokens) // 4
         self.offered[block] = None
         _adopt(parent, block, tokens, fingerprints)
+        if self.changes is not None:
+            self.changes.place(block)
 
     def erase(self, block: LogicalBlock) -> LogicalBlock:
         """Takes a node or an offer out, and returns its parent, whose reference the caller drops."""
@@ -167,6 +174,8 @@ class PrefixTrie:
         block.key = block.parent = None
         block.tokens = block.content = b""
         block.fingerprints = ()
+        if self.changes is not None:
+            self.changes.touched[block] = None
         return parent
 
     def closest(

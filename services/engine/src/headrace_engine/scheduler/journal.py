@@ -49,8 +49,10 @@ Record = tuple[Any, ...]
 """See the module's header."""
 
 State = dict[str, Any]
-"""A scheduler between two passes, as ``journal_state.capture`` writes it. JSON as it stands."""
+"""A scheduler between two passes, as ``journal_snapshot.Snapshot`` gives it. JSON as it stands."""
 
+BLOCKS_A_PASS = 200
+"""Of a snapshot: less than 100 us."""
 REASONS = tuple(Reason)
 CHUNK_FIELDS = 6
 """number, slot, begin, end, store_from, flags (1: starts, 2: generates)."""
@@ -92,15 +94,47 @@ class Arrival:
 
 @dataclass(slots=True)
 class Segment:
-    """Records that follow one known state. ``state`` is None for a fresh scheduler."""
+    """Records that follow one known state."""
 
     origin: Origin
     passes: int
     """Passes made before it."""
-    state: State | None
+    start: State | Callable[[], State] | None
+    """A state, or what makes one when somebody reads it; None: a fresh scheduler's."""
     records: list[Record] = field(default_factory=list[Record])
     weight: int = 0
     """Bytes that the records hold, estimated."""
+
+    @property
+    def state(self) -> State | None:
+        """The state it begins with; None for a fresh scheduler."""
+        if callable(self.start):
+            self.start = self.start()
+        return self.start
+
+
+class Snapshot(Protocol):
+    """A scheduler's state, taken, and not yet made into what can be written."""
+
+    def state(self) -> State:
+        """As JSON has it."""
+        ...
+
+
+class Taking(Protocol):
+    """A state that is being taken, over some passes."""
+
+    def advance(self, blocks: int) -> bool:
+        """Looks at so many more blocks. True: all were seen."""
+        ...
+
+    def planned(self, plan: PassPlan, ops: Many[MemoryOp]) -> None:
+        """A pass has its effects."""
+        ...
+
+    def finish(self) -> Snapshot:
+        """The state as it is now."""
+        ...
 
 
 class JournalSink(Protocol):
@@ -125,13 +159,22 @@ class Journal:
 
     Invariants
         replaying a segment from its state gives every hash in it
-        at most two segments, each of about half of ``limit_bytes`` and one snapshot
+        at most two segments, each of about half of ``limit_bytes``, of what comes while the next snapshot is
+            taken, and of one snapshot
     """
 
-    __slots__ = ("_begun_s", "_capture", "_decode_digest", "_half", "_in_flight", "_origin", "_sink", "_slots",
-                 "likened", "named", "segments")  # fmt: skip
+    __slots__ = ("_begun_s", "_blocks_a_pass", "_decode_digest", "_half", "_in_flight", "_origin", "_sink", "_slots",
+                 "_take", "_taking", "likened", "named", "segments")  # fmt: skip
 
-    def __init__(self, limit_bytes: int = 32 << 20, sink: JournalSink | None = None) -> None:
+    def __init__(
+        self,
+        limit_bytes: int = 32 << 20,
+        sink: JournalSink | None = None,
+        *,
+        blocks_a_pass: int = BLOCKS_A_PASS,
+    ) -> None:
+        """``blocks_a_pass`` are looked at in one pass while a snapshot is taken."""
+        self._blocks_a_pass = blocks_a_pass
         self._half = limit_bytes // 2
         self._sink = sink
         self.segments: deque[Segment] = deque(maxlen=2)
@@ -146,12 +189,14 @@ class Journal:
         self._decode_digest = b""
         self._begun_s: float | None = None
         self._origin: Origin | None = None
-        self._capture: Callable[[], State] | None = None
+        self._take: Callable[[], Taking] | None = None
+        self._taking: Taking | None = None
+        """Of the next segment."""
 
-    def open(self, origin: Origin, passes: int, capture: Callable[[], State]) -> None:
-        """The scheduler exists and has done nothing yet. ``capture`` takes its state."""
+    def open(self, origin: Origin, passes: int, take: Callable[[], Taking]) -> None:
+        """The scheduler exists and has done nothing yet. ``take`` begins to take its state."""
         assert self._origin is None, "a journal is of one scheduler"
-        self._origin, self._capture = origin, capture
+        self._origin, self._take = origin, take
         self._begin(Segment(origin, passes, None))
 
     # what happens
@@ -188,20 +233,33 @@ class Journal:
     def turn(self, passes: int, now_s: float) -> None:
         """A pass begins, and perhaps a segment."""
         full = self._sink is not None and self._sink.full
-        if full or self.segments[-1].weight >= self._half:
-            self.flush()
-            assert self._origin is not None
-            assert self._capture is not None
-            state = self._capture()
-            state["in_flight"] = [[d.tolist(), chunks] for d, chunks in self._in_flight]
-            self._begin(Segment(self._origin, passes, state))
+        taking = self._taking
+        if taking is None and (full or self.segments[-1].weight >= self._half):
+            assert self._take is not None
+            taking = self._taking = self._take()
+        if taking is not None and taking.advance(self._blocks_a_pass):
+            self._taking = None
+            self._turn(passes, taking.finish())
         self._begun_s = now_s
+
+    def _turn(self, passes: int, snapshot: Snapshot) -> None:
+        self.flush()
+        assert self._origin is not None
+        in_flight = list(self._in_flight)
+
+        def state() -> State:
+            flights = [[slots.tolist(), chunks] for slots, chunks in in_flight]
+            return {**snapshot.state(), "in_flight": flights}
+
+        self._begin(Segment(self._origin, passes, state))
 
     def planned(
         self, plan: PassPlan, ops: Many[MemoryOp], residents: Residents, now_s: float
     ) -> None:
         """A pass has its plan, and its effects on the scheduler are made."""
         self._begun_s = None
+        if self._taking is not None:
+            self._taking.planned(plan, ops)
         packed = array("q", pack(plan, ops, residents)).tobytes()
         weight = 200 + len(packed)
         decode: NDArray[np.int32] | None = None

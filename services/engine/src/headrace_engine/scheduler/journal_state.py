@@ -1,18 +1,18 @@
-"""A scheduler's state between two passes: taken for the journal, and put into a fresh scheduler.
+"""A scheduler's state between two passes, put into a fresh scheduler.
 
-Owner    engine thread takes it; a replay restores it
+Owner    a replay
 Writes   the fresh scheduler
-Never    changes the scheduler it is taken from; holds token ids
+Never    holds token ids
 Rules    journal.snapshot-is-whole
 Next     headrace_engine.scheduler.journal_replay
 """
 
-# The one module that looks into the parts of a scheduler, so that they need no second interface.
+# One of two modules that look into the parts of a scheduler, so that they need no second interface.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,11 +20,16 @@ from headrace_contracts.codes import FinishReason
 from headrace_contracts.prefix_key import PrefixKey
 from numpy.typing import NDArray
 
-from headrace_engine.cache.block import LogicalBlock, SequenceBlocks, Sibling, as_bytes
+from headrace_engine.cache.block import (
+    LogicalBlock,
+    SequenceBlocks,
+    Sibling,
+    as_bytes,
+)
 from headrace_engine.cache.logical_pool import LogicalBlockPool
 from headrace_engine.cache.trie import RootIdentity
 from headrace_engine.memory.objects import Allocation
-from headrace_engine.scheduler.journal import Arrival, State, arrival_of, salt_digest
+from headrace_engine.scheduler.journal import Arrival, State
 from headrace_engine.scheduler.order import Tenant
 from headrace_engine.state.request import (
     FINGERPRINT_BYTES,
@@ -35,12 +40,12 @@ from headrace_engine.state.request import (
 )
 from headrace_engine.state.sequence import Sequence, Status
 
-if TYPE_CHECKING:  # the scheduler itself hands ``capture`` to its journal
+if TYPE_CHECKING:  # the scheduler imports what takes its state, and that imports this
     from headrace_engine.scheduler.scheduler import Scheduler
 
-_COLUMNS = ("base", "capacity", "charged", "choice", "handle", "inflight", "known", "limit", "live",
+COLUMNS = ("base", "capacity", "charged", "choice", "handle", "inflight", "known", "limit", "live",
             "logprobs", "planned", "prompt", "sampled")  # fmt: skip
-_FIELDS = ("slot", "filled", "reached", "trusted", "first_pass_s", "preemptions")
+FIELDS = ("slot", "filled", "reached", "trusted", "first_pass_s", "preemptions")
 
 _FINGERPRINT = b"\1" * FINGERPRINT_BYTES
 """Of every media item in a replay: tokens that stand in tell blocks apart."""
@@ -78,120 +83,6 @@ def make_sequence(arrival: Arrival, content: NDArray[np.int32]) -> Sequence:
         limit_message="",
         arrived_s=arrival.arrived_s,
     )
-
-
-def capture(scheduler: Scheduler) -> State:
-    """Everything that a later decision may depend on. O(blocks + sequences)."""
-    pool, residents = scheduler.pool, scheduler.residents
-    blocks: dict[LogicalBlock, int] = {}
-    for block in (*pool.trie.nodes(), *pool.trie.offered):
-        blocks[block] = len(blocks)
-    for holder in residents.holders.values():
-        for block in holder.blocks:
-            blocks.setdefault(block, len(blocks))
-    states = _states(blocks, residents.holders.values())
-    roots: dict[LogicalBlock, int] = {}
-
-    def place(block: LogicalBlock | None) -> int | None:
-        if block is None:
-            return None
-        if block.capacity:
-            return blocks[block]
-        return -1 - roots.setdefault(block, len(roots))
-
-    return {
-        "passes": scheduler.passes,
-        "pace": None if scheduler.pace is None else scheduler.pace.state(),
-        "blocks": _rows(blocks, place),
-        "states": [
-            [state.offset, None if state.parent is None else blocks[state.parent],
-             [holder.number for holder in state.holders],
-             [] if (s := state.slot) is None or s.allocation is None else s.allocation.addresses,
-             state.valid, state.publisher, sorted(state.origins)]
-            for state in states
-        ],
-        "unheld": [
-            blocks[owner] if (owner := slot.owner).capacity else -1 - states[owner]
-            for slot in pool.slots.sorted
-        ],
-        "holders": [
-            [h.number, place(h.root), place(h.chain), h.chained, [blocks[b] for b in h.blocks],
-             h.eligible, _sibling(blocks, h), h.checkpointed, sorted(h.origins.items())]
-            for h in residents.holders.values()
-        ],
-        "roots": [[i.tenant, salt_digest(i.salt)] for i in map(pool.trie.identity, roots)],
-        "sequences": [_sequence(s, residents.order._bands) for s in residents.sequences.values()],
-        "prefilling": list(residents.prefilling),
-        "paused": [s.number for s in residents.paused],
-        "retiring": [s.number for s in residents.retiring],
-        "free_slots": list(residents._free_slots),
-        "decoding": list(residents._decoding),
-        "columns": {name: getattr(residents.columns, name).tolist() for name in _COLUMNS},
-        "tenants": [
-            [t.name, t.counter, t.place, t.sequences] for t in residents.order._tenants.values()
-        ],
-        "arrived": residents.order.arrived,
-    }  # fmt: skip
-
-
-def _states(
-    blocks: dict[LogicalBlock, int], holders: Iterable[SequenceBlocks]
-) -> dict[LogicalBlock, int]:
-    states: dict[LogicalBlock, int] = {}
-    for holder in holders:
-        if holder.frontier is not None:
-            states[holder.frontier] = len(states)
-    for block in blocks:
-        for state in block.states:
-            states[state] = len(states)
-    return states
-
-
-def _sibling(blocks: dict[LogicalBlock, int], holder: SequenceBlocks) -> list[int] | None:
-    """None also where the source is gone: it never comes back."""
-    sibling = holder.sibling
-    if sibling is None or sibling.source not in blocks:
-        return None
-    return [blocks[sibling.source], sibling.common]
-
-
-def _rows(
-    blocks: dict[LogicalBlock, int], place: Callable[[LogicalBlock | None], int | None]
-) -> list[list[Any]]:
-    """One row a block. Written for speed: a pass waits for it, and there may be 100,000."""
-    rows: list[list[Any]] = []
-    for block in blocks:
-        slot, key, parent = block.slot, block.key, block.parent
-        allocation = None if slot is None else slot.allocation
-        at = None if parent is None else blocks.get(parent)
-        rows.append(
-            [
-                block.offset,
-                None if key is None else key.hex(),
-                place(parent) if at is None else at,
-                block.valid,
-                block.publisher,
-                -1 if allocation is None else allocation.addresses[0],
-                [holder.number for holder in block.holders],
-                block.maker,
-                block.offered,
-                block.written,
-                sorted(block.origins) if block.origins else (),
-                [f[:8].hex() for f in block.fingerprints] if block.fingerprints else (),
-            ]
-        )
-    return rows
-
-
-def _sequence(sequence: Sequence, bands: dict[int, int]) -> dict[str, Any]:
-    arrival = arrival_of(sequence)
-    return {
-        "arrival": {name: getattr(arrival, name) for name in Arrival.__slots__},
-        "status": sequence.status.value,
-        "raised": bands.get(sequence.number),
-        "end": None if sequence.end_reason is None else sequence.end_reason.name,
-        **{name: getattr(sequence, name) for name in _FIELDS},
-    }
 
 
 def restore(
@@ -232,7 +123,7 @@ def _restore_sequences(scheduler: Scheduler, state: State, contents: Contents) -
         sequence.status = Status(fields["status"])
         if fields["end"] is not None:
             sequence.end_reason = FinishReason[fields["end"]]
-        for name in _FIELDS:
+        for name in FIELDS:
             setattr(sequence, name, fields[name])
         if fields["raised"] is not None:
             order._bands[sequence.number] = fields["raised"]

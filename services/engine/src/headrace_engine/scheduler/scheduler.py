@@ -26,7 +26,7 @@ from headrace_engine.scheduler.checkpoint import plan_publication, publish_state
 from headrace_engine.scheduler.commit import Chunk, PassPlan, commit_results
 from headrace_engine.scheduler.grant import Grants
 from headrace_engine.scheduler.journal import Journal, Origin
-from headrace_engine.scheduler.journal_state import capture
+from headrace_engine.scheduler.journal_snapshot import Taking
 from headrace_engine.scheduler.pace import Pace
 from headrace_engine.scheduler.plan import (
     Decodes,
@@ -112,7 +112,7 @@ class Scheduler:
         if journal is not None:
             self.pool.named, self.pool.likened = journal.named, journal.likened
             origin = Origin(settings, block_bytes, weights_version, kv_dtype, state_parts)
-            journal.open(origin, self.passes, partial(capture, self))
+            journal.open(origin, self.passes, partial(Taking, self))
 
     # events
 
