@@ -20,9 +20,12 @@ from headrace_gateway.errors import (
     RequestNotFound,
 )
 from headrace_gateway.inference.calls import KeepAlive, SamplingCall, TokenPrompt
+from headrace_transport.interface import Lease
+from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
 from support.wire import (
     CALLER,
     END,
+    Gateway,
     Stack,
     call,
     done,
@@ -408,5 +411,40 @@ async def test_a_drain_waits_for_its_readers_to_tell_their_clients() -> None:
         with pytest.raises(HandedOver):
             await read(running)
         assert not drained.done()
+        await running.aclose()
+        await drained
+
+
+class LateAttach(MemoryGatewayWire):
+    """An attach stays on its way until it is let through."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.on_its_way = asyncio.Event()
+        self.through = asyncio.Event()
+
+    async def attach(self, request: str, gateway: str, slot: int, first: int) -> Lease | None:
+        self.on_its_way.set()
+        await self.through.wait()
+        return await super().attach(request, gateway, slot, first)
+
+
+async def test_a_stream_is_handed_over_only_when_nothing_can_take_it_back() -> None:
+    stack = Stack()
+    wire = LateAttach(stack.broker)
+    gateway = Gateway(wire, handover_s=60)
+    async with gateway.running() as service:
+        await stack.engine.appear()
+        running = await service.start(replace(call("x"), resumable=True))
+        await stack.engine.claim()
+        async with asyncio.timeout(20):
+            await wire.on_its_way.wait()  # the engine says nothing: the gateway looks after it
+        reading = asyncio.create_task(read(running))
+        drained = asyncio.create_task(service.drain(0))
+        await asyncio.sleep(0.05)
+        assert not reading.done()
+        wire.through.set()
+        with pytest.raises(HandedOver):
+            await reading
         await running.aclose()
         await drained

@@ -8,7 +8,9 @@ ends with an error. Next: headrace_gateway.inference.session
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -96,6 +98,9 @@ class Recovery:
         self._patience = patience
         self._changed = changed
         self._mending: set[str] = set()
+        self._stopped = False
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     def look(self, sessions: Iterable[Session]) -> None:
         """Starts mending what is due. Cheap for what is well."""
@@ -113,9 +118,10 @@ class Recovery:
 
     def start(self, session: Session) -> bool:
         """Mends a session beside everything else, unless that is being done."""
-        if session.id in self._mending:
+        if session.id in self._mending or self._stopped:
             return False
         self._mending.add(session.id)
+        self._idle.clear()
         self._tasks.spawn(self._run(session), name=f"mend {session.id}")
         return True
 
@@ -133,6 +139,17 @@ class Recovery:
             session.next_check = self._clock.monotonic() + 1.0
         finally:
             self._mending.discard(session.id)
+            if not self._mending:
+                self._idle.set()
+
+    async def stop(self, *, timeout_s: float) -> None:
+        """Mends nothing any more, and waits for what is under way: an attach that reached the server
+        late would take a stream back from the gateway that it was handed over to.
+        """
+        self._stopped = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
 
     async def mend(self, session: Session) -> None:
         """Brings a session up to date with the server. Raises ``TransportUnavailable``."""

@@ -75,6 +75,8 @@ CANCEL_WAIT_S: Final = 1.0
 """How long a cancel by id waits for its mark to be on the server: its place is free then."""
 LEAVE_S: Final = 0.5
 """How long saying good-bye to the server may take; else the lease lapses by itself."""
+LAST_MENDING_S: Final = 5.0
+"""How long the end of a drain waits for what is being mended: longer than a command may take."""
 LAST_MARKS_S: Final = 0.5
 """How long the end of a drain waits for its cancels to be on the server."""
 LAST_EVENTS_S: Final = 3.0
@@ -209,6 +211,7 @@ class InferenceService:
                 await self._no_readers.wait()
         except TimeoutError:
             log.warning("drain.timeout", open=self._book.unsettled, timeout_s=timeout_s)
+        await self._recovery.stop(timeout_s=LAST_MENDING_S)
         self._keep_s = max(self._settings.handover_s, self._settings.resume_grace_s)
         self._let_go(self._keep_s)
         with suppress(TimeoutError):
