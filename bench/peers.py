@@ -20,7 +20,8 @@ class Peer:
     lower_is_better: bool
     floor: float | None
     vllm: float
-    turbomind: float
+    turbomind: float | None
+    """None: not run."""
     target: float
 
 
@@ -35,6 +36,7 @@ LLAMA_8B = (
     Peer("w4-256", "tpot_ms", True, 11.2, 14.2, 12.8, 12.1),
     Peer("w5", "wall_s", True, None, 1.78, 1.63, 1.50),
     Peer("w6", "out_tok_s", False, None, 6_970, 7_459, 8_000),
+    Peer("w6-http", "out_tok_s", False, None, 6_700, None, 7_600),
 )
 QWEN_06B = (
     Peer("w1", "tpot_ms", True, 0.28, 1.69, 2.23, 0.80),
@@ -46,6 +48,7 @@ QWEN_06B = (
     Peer("w4-256", "tpot_ms", True, 5.37, 7.31, 6.61, 5.9),
     Peer("w5", "wall_s", True, None, 1.06, 0.91, 0.75),
     Peer("w6", "out_tok_s", False, None, 21_600, 31_400, 36_000),
+    Peer("w6-http", "out_tok_s", False, None, 14_500, None, 28_000),
 )
 
 
@@ -64,9 +67,10 @@ def comparison(rows: tuple[Peer, ...], medians: dict[str, dict[str, float]]) -> 
             continue
         met = ours <= row.target if row.lower_is_better else ours >= row.target
         floor = "-" if row.floor is None else f"{row.floor:,g}"
+        turbomind = "-" if row.turbomind is None else f"{row.turbomind:,g}"
         lines.append(
             f"{row.workload:7} {row.figure:12} {ours:>10,.2f} {floor:>10} {row.vllm:>10,g} "
-            f"{row.turbomind:>10,g} {row.target:>10,g}  {'met' if met else 'missed'}"
+            f"{turbomind:>10} {row.target:>10,g}  {'met' if met else 'missed'}"
         )
     if not lines:
         return ""

@@ -2,8 +2,8 @@
 
 usage: random_model.py FOLDER llama8b|qwen06b|small [--device cuda]
 
-The folder has config.json, a tokenizer of single bytes, and sharded safetensors in bfloat16, normal
-with deviation 0.02 (norms are ones), from one seed.
+The folder has config.json, a tokenizer of single bytes and made-up words, and sharded safetensors in
+bfloat16, normal with deviation 0.02 (norms are ones), from one seed.
 """
 
 from __future__ import annotations
@@ -131,7 +131,9 @@ def write_model(folder: Path, name: str, device: str = "cpu") -> Path:
     config = shape | {"torch_dtype": "bfloat16", "hidden_act": "silu", "eos_token_id": 0}
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE({token: i for i, token in enumerate(alphabet)}, []))
+    # Every id has a text, so that streams of random tokens are as long as real ones.
+    words = alphabet + [f"Ġ{i:x}" for i in range(len(alphabet), shape["vocab_size"])]
+    tokenizer = Tokenizer(BPE({token: i for i, token in enumerate(words)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))

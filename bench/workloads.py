@@ -1,7 +1,8 @@
-"""Workloads through the offline API: tokens a second and time per token, on any executor.
+"""Workloads through the offline API, and one over HTTP: tokens a second and time per token.
 
 ``python bench/workloads.py --executor cuda --model DIR --workload w1 w3`` and, as a small run on any
 machine, ``python bench/workloads.py --executor echo``. Every setting of the engine is a flag too.
+Over HTTP there are as many gateways and client processes as ``--gateways`` and ``--clients`` say.
 
 ========  ==========================================================================================
 w1        one stream: 128 in, 512 out. TPOT = (wall of 512 tokens - wall of 1) / 511
@@ -10,6 +11,7 @@ w3        256 prompts, in and out uniform in 100..1024, all at once
 w4-N      a batch of N = 32, 128, 256: 512 in, 256 out. TPOT as in w1
 w5        128 prompts of a common prefix of 4,096 and 128 of their own, 64 out, cold cache
 w6        1,000 prompts of 512, 128 out, all at once
+w6-http   the same as streams of the whole stack: server, engine, gateways and clients as processes
 ========  ==========================================================================================
 
 ``--size small`` (the default but on cuda) divides every length by 16 and every count by 8. Ends of
@@ -33,14 +35,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from headrace_engine.api import Completion, Engine, EngineSettings, Sampling
 from headrace_kit.flags import add_flags, given_flags
 from headrace_kit.settings import load
+from over_http import Stack, Streams, burst, serving
 from peers import comparison, peers_of
+from token_gaps import TokenGaps
 
 LARGEST_ID = 10_000
 PREFIX_SEED, FIXED_SEED = 5000, 1000
 NAMES = ("w1", "w2", "w3", "w4-32", "w4-128", "w4-256", "w5", "w6")
+OVER_HTTP = "w6-http"
 
 Prompts = list[list[int]]
 
@@ -154,7 +160,9 @@ class Bench:
             prompts = prefixed(size.prompts(128), shared, own, seed)
             return _figures(self._run(prompts, size.tokens(64)))
         prompts = fixed(size.prompts(1000), size.tokens(512), seed)
-        return _figures(self._run(prompts, size.tokens(128)))
+        with TokenGaps() as gaps:
+            figures = _figures(self._run(prompts, size.tokens(128)))
+        return figures | gaps.quantiles_ms()
 
     def warm_up(self) -> None:
         """What only the first run of anything costs."""
@@ -186,6 +194,42 @@ class Bench:
         wall_s = time.perf_counter() - began
         assert [len(completion.tokens) for completion in completions] == list(counts)
         return _summed(completions, wall_s)
+
+
+class HttpBench:
+    """A stack that serves, and the same prompts over HTTP."""
+
+    def __init__(self, stack: Stack, size: Size, clients: int) -> None:
+        self._stack = stack
+        self._size = size
+        self._clients = clients
+
+    def measure(self, name: str, repeat: int) -> dict[str, float]:
+        """The figures of one repeat of the workload over HTTP."""
+        assert name == OVER_HTTP
+        size = self._size
+        count, tokens = size.prompts(1000), size.tokens(128)
+        streams = self._run(fixed(count, size.tokens(512), repeat + 100 * len(NAMES)), tokens)
+        prompt_tokens = count * size.tokens(512)
+        gaps = np.quantile(streams.gaps_s, [0.5, 0.99]) if len(streams.gaps_s) else (0.0, 0.0)
+        return {
+            "wall_s": streams.wall_s,
+            "out_tok_s": streams.tokens / streams.wall_s,
+            "total_tok_s": (streams.tokens + prompt_tokens) / streams.wall_s,
+            "ttft_ms": 1e3 * float(np.median(streams.first_s)),
+            "itl_p50_ms": 1e3 * float(gaps[0]),
+            "itl_p99_ms": 1e3 * float(gaps[1]),
+            "tokens_per_event": streams.tokens / streams.events,
+            **{f"cpu_{name}_s": spent for name, spent in streams.cpu_s.items()},
+        }
+
+    def warm_up(self) -> None:
+        """What only the first streams of a gateway cost."""
+        self._run(fixed(8 * self._clients, 8, 1), 8)
+
+    def _run(self, prompts: Prompts, tokens: int) -> Streams:
+        prompts = [[token % self._stack.vocabulary for token in prompt] for prompt in prompts]
+        return burst(self._stack, prompts, tokens, self._clients)
 
 
 def _summed(completions: list[Completion], wall_s: float) -> Run:
@@ -222,6 +266,9 @@ def settings_for(given: dict[str, object], size: Size) -> EngineSettings:
         "context_tokens": size.tokens(8192) + 64,
         "echo_tokenizer": False,
     }
+    if size == FULL:
+        # Who already reads shall not wait for more of others' prompts than this.
+        defaults["step_target_ms"] = 100.0
     return load(EngineSettings, cli=defaults | given)
 
 
@@ -258,12 +305,22 @@ def _said(figures: dict[str, float]) -> str:
     return "  ".join(f"{key} {value:,.3f}" for key, value in figures.items())
 
 
+def offline_runs(bench: Bench, names: Sequence[str], repeats: int) -> dict[str, Repeated]:
+    """The workloads of the offline API, in this process."""
+    bench.warm_up()
+    gc.collect()
+    gc.freeze()
+    return {name: repeated(bench.measure, name, repeats) for name in names}
+
+
 def main() -> None:
     """Runs what the command line asks for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workload", nargs="+", choices=NAMES, default=["w1", "w3"])
+    parser.add_argument("--workload", nargs="+", choices=[*NAMES, OVER_HTTP], default=["w1", "w3"])
+    parser.add_argument("--gateways", type=int, default=1)
+    parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--size", choices=["full", "small"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--sampled", action="store_true", help="temperature 1, top_p 0.95")
@@ -276,20 +333,31 @@ def main() -> None:
     sampling = Sampling(1, temperature=0.0)
     if flags.sampled:
         sampling = Sampling(1, temperature=1.0, top_p=0.95)
-    began = time.perf_counter()
-    with Engine(settings=settings) as engine:
-        ready_s = time.perf_counter() - began
-        print(f"{engine.name} on {settings.executor}, ready after {ready_s:.1f} s", flush=True)
-        bench = Bench(engine, size, sampling)
-        bench.warm_up()
-        gc.collect()
-        gc.freeze()
-        workloads = {name: repeated(bench.measure, name, flags.repeats) for name in flags.workload}
-        metrics = engine.get_schedule_metrics()
-        shape = engine.shape
+    facts: dict[str, object] = {}
+    workloads: dict[str, Repeated] = {}
+    shape: tuple[str, int] = ("", 0)
+    offline = [name for name in flags.workload if name != OVER_HTTP]
+    if offline:
+        began = time.perf_counter()
+        with Engine(settings=settings) as engine:
+            facts = {"model": asdict(engine.shape), "ready_s": time.perf_counter() - began}
+            print(f"{engine.name}, ready after {facts['ready_s']:.1f} s", flush=True)
+            shape = (engine.shape.architecture, engine.shape.vocabulary)
+            workloads |= offline_runs(Bench(engine, size, sampling), offline, flags.repeats)
+            metrics = engine.get_schedule_metrics()
+            facts |= {"preemptions": metrics.preemptions, "evictions": metrics.evictions}
+    if OVER_HTTP in flags.workload:
+        with serving(settings, flags.gateways) as stack:
+            print(f"over HTTP, ready after {stack.ready_s:.1f} s", flush=True)
+            shape = (stack.architecture, stack.vocabulary)
+            over = HttpBench(stack, size, flags.clients)
+            over.warm_up()
+            workloads[OVER_HTTP] = repeated(over.measure, OVER_HTTP, flags.repeats)
+            counts = {"gateways": flags.gateways, "clients": flags.clients}
+            facts["http"] = {**counts, "ready_s": stack.ready_s}
     if full and not flags.sampled:
         medians = {name: workload.median for name, workload in workloads.items()}
-        print(comparison(peers_of(shape.architecture, shape.vocabulary), medians))
+        print(comparison(peers_of(*shape), medians))
     print(
         json.dumps(
             {
@@ -297,12 +365,9 @@ def main() -> None:
                 "commit": commit(),
                 "size": "full" if full else "small",
                 "sampled": flags.sampled,
-                "model": asdict(shape),
                 "settings": settings.model_dump(exclude_unset=True),
-                "ready_s": ready_s,
                 "machine": {"processor": platform.processor(), "cores": os.cpu_count()},
-                "preemptions": metrics.preemptions,
-                "evictions": metrics.evictions,
+                **facts,
                 "workloads": {name: asdict(workload) for name, workload in workloads.items()},
             }
         )

@@ -27,13 +27,14 @@ def bench() -> ModuleType:
     return module
 
 
+@pytest.mark.timeout(280)
 def test_every_workload_ends_with_its_figures_as_json() -> None:
-    names = ["w1", "w2", "w3", "w4-32", "w5", "w6"]
+    names = ["w1", "w2", "w3", "w4-32", "w5", "w6", "w6-http"]
     done = subprocess.run(
         [sys.executable, str(BENCH), "--executor", "echo", "--repeats", "2", "--workload", *names],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr
