@@ -22,7 +22,7 @@ CPU = next(file for file in CI_FILES if file.name == "cpu-values.yaml")
 def promtool(*arguments: str | Path) -> str:
     """Its output, and that it found nothing wrong."""
     command = [str(tools() / "promtool"), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -45,7 +45,7 @@ def helm(
             text=True,
             input=text,
             env=environ,
-            timeout=110,
+            timeout=600,
             check=False,
         )
     assert done.returncode == 0 or not check, done.stderr
