@@ -204,8 +204,9 @@ class LogicalBlockPool:
     def truncate(self, holder: SequenceBlocks, count: int) -> None:
         """Drops the blocks from ``count`` on, tail first."""
         listed = self.slots.sorted
-        while len(holder.blocks) > count:
-            block = holder.blocks.pop()
+        dropped = holder.blocks[count:]
+        del holder.blocks[count:]
+        for block in reversed(dropped):
             del block.holders[holder]
             slot = block.slot
             if not block.holders and slot is not None and slot.allocation is not None:
