@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 from headrace_contracts.codes import Code, FinishReason
 from headrace_engine.state.request import MediaSpan
-from support.engine import VOCABULARY, Rig
+from support.engine import VOCABULARY, Rig, image
+from support.lengths import times
 
 
 @pytest.mark.rule("loop.validate-rejects-per-request")
@@ -126,3 +130,42 @@ def test_media_items_have_places_of_their_own_inside_the_prompt(
     assert end.code is Code.INVALID_REQUEST
     assert message in end.message
     rig.assert_true(good)
+
+
+@pytest.mark.rule("loop.validate-rejects-per-request")
+@pytest.mark.rule("request.one-terminal-status")
+def test_whatever_a_request_holds_the_loop_goes_on_and_each_choice_has_one_end() -> None:
+    rng = random.Random(3)
+    integers = [-(2**63), -1, 0, 1, 2, 50, 4097, 2**31, 2**63]
+    floats = [math.nan, math.inf, -math.inf, -1.0, 0.0, 1.0, 1e30]
+    tokens = [-1, 0, 96, 97, 2**31 - 1]
+
+    def some(values: Iterable[str], among: Sequence[Any]) -> dict[str, Any]:
+        return {name: rng.choice(among) for name in values if rng.random() < 0.1}
+
+    good = 0
+    for _ in range(times(50)):
+        rig = Rig(pool_blocks=8, session_tokens=32, phases=rng.choice([1, 2]))
+        for _ in range(4):
+            fields = some(("min_new_tokens", "top_k", "seed", "logprobs", "n", "band"), integers)
+            fields |= some(("temperature", "top_p", "min_p", "presence_penalty"), floats)
+            fields |= some(("repetition_penalty", "frequency_penalty", "deadline_s"), floats)
+            fields |= some(("stop_token_ids",), [frozenset([token]) for token in tokens])
+            fields |= some(("bias_ids",), [(token,) for token in tokens])
+            fields |= some(("bias_values",), [(), (1.0,), (math.nan,), (1.0, 2.0)])
+            fields |= some(("generated",), [[[token] * 3] for token in tokens])
+            fields |= some(("finished",), [frozenset([0]), frozenset([-1]), frozenset([5])])
+            spans = [(-1, 2), (0, 0), (2, 60), (1, 3)]
+            media = [(MediaSpan(*span, image(i)),) for i, span in enumerate(spans)]
+            fields |= some(("media",), media)
+            prompt = [rng.choice([3, 3, 3, *tokens]) for _ in range(rng.choice([0, 1, 5, 31, 40]))]
+            rig.push(prompt, rng.choice([5, 5, 5, *integers]), **fields)
+        rig.run(2000)
+        for handle, request in rig.requests.items():
+            choices = range(request.n) if 0 < request.n <= 4096 else range(1)
+            for choice in choices:
+                end = rig.choice(handle, choice).end
+                assert end is not None or choice in request.finished
+                good += end is not None and end.code is None
+        rig.assert_idle()
+    assert good > 15, "hardly one was right"
