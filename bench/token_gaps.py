@@ -23,9 +23,9 @@ class TokenGaps:
     def __enter__(self) -> Self:
         note, deliver = self._note, self._deliver
 
-        def noting(streams: Streams, batch: Sequence[PassOutputs]) -> None:
+        def noting(self: Streams, batch: Sequence[PassOutputs]) -> None:
             note(batch)
-            deliver(streams, batch)
+            deliver(self, batch)
 
         Streams.deliver = noting
         return self

@@ -266,9 +266,6 @@ def settings_for(given: dict[str, object], size: Size) -> EngineSettings:
         "context_tokens": size.tokens(8192) + 64,
         "echo_tokenizer": False,
     }
-    if size == FULL:
-        # Who already reads shall not wait for more of others' prompts than this.
-        defaults["step_target_ms"] = 100.0
     return load(EngineSettings, cli=defaults | given)
 
 

@@ -43,9 +43,11 @@ FEW_ROWS: Final = 16
 SPLITS: Final = 16
 _WORDS: Final = 8
 """int32 of one entry of the list of pieces."""
-_STAGES: Final = 3
-_PROGRAMS: Final = 8
-"""On one multiprocessor."""
+_PROGRAMS: Final = 6
+"""On one multiprocessor, where pieces come from the list."""
+_STAGES: Final = 6
+"""Of the loop over tiles there; half of them hold keys and values, half the way to them."""
+_FEW_STAGES: Final = 3
 _LOG2_E: Final = 1.4426950408889634
 
 
@@ -65,7 +67,7 @@ def cut_for(rows: int, kv_heads: int, processors: int) -> Cut:
     """Pieces as large as keeps the device even, which a sweep on an H200 found."""
     programs = _PROGRAMS * processors
     waves = rows * kv_heads / programs
-    tokens = 1024 if waves > 1 else 512 if waves > 0.4 else 256
+    tokens = 1024 if waves > 2 else 512 if waves > 0.4 else 256
     most = 16
     while most < 128 and rows * kv_heads * most < programs:
         most *= 2
@@ -563,7 +565,7 @@ class DecodeAttention:
             BLOCK_TOKENS=self._block_tokens,
             TILE=self._tile,
             SPLITS=SPLITS,
-            STAGES=_STAGES,
+            STAGES=_FEW_STAGES,
             FIRSTS=bool(firsts),
             PDL=DEPENDENT_LAUNCH,
             num_warps=2,

@@ -21,7 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, OPTIONS
 
-CHUNK = 4096
+CHUNK = 8192
 _BISECTIONS = 40
 
 
@@ -184,6 +184,6 @@ def sample(
         CHUNK=CHUNK,
         BISECTIONS=_BISECTIONS,
         PDL=DEPENDENT_LAUNCH,
-        num_warps=16,
+        num_warps=32,
         **OPTIONS,
     )
