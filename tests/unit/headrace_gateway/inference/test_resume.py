@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+
 import pytest
 from headrace_contracts.codes import FinishReason
 from headrace_gateway.errors import Conflict, InvalidRequest, RequestNotFound
 from headrace_gateway.inference.calls import SamplingCall
 from headrace_gateway.inference.resume import EdgeNote, parse_cursor, place, record_ids
+from headrace_transport.interface import Lease, RequestState
+from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
 from support.wire import CALLER, Gateway, Stack, call, done, eventually, finishes, read, texts
 
 LENGTH = FinishReason.LENGTH
@@ -212,3 +217,50 @@ def test_records_of_one_prompt_carry_the_calls_id_and_those_of_several_a_number(
 async def closed(gateway: Gateway) -> bool:
     """Whether the gateway has no open call left."""
     return gateway.value("headrace_gateway_requests_open") == 0
+
+
+class StaleState(MemoryGatewayWire):
+    """While an attach is on its way, whoever asks for a state gets what it was before."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self._attaching = False
+        self._asked = asyncio.Event()
+        self._attached = asyncio.Event()
+
+    async def request_state(self, request: str) -> RequestState | None:
+        state = await super().request_state(request)
+        if self._attaching:
+            self._asked.set()
+            await self._attached.wait()
+        return state
+
+    async def attach(self, request: str, gateway: str, slot: int, first: int) -> Lease | None:
+        self._attaching = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.5):  # the gateway looks after sessions more often
+                await self._asked.wait()
+        self._attaching = False
+        lease = await super().attach(request, gateway, slot, first)
+        asyncio.get_running_loop().call_later(0.05, self._attached.set)
+        return lease
+
+
+async def test_a_stream_that_is_taken_up_slowly_is_not_taken_for_taken_away() -> None:
+    stack = Stack()
+    first = stack.gateway(resume_grace_s=30)
+    second = Gateway(StaleState(stack.broker), name="gateway-b")
+    async with first.running() as service, second.running() as other:
+        await stack.engine.appear()
+        running = await service.start(call("x"))
+        [claimed] = await stack.engine.claim()
+        await stack.engine.say(claimed, "ab")
+        assert texts(await read(running, until=1)) == {0: "ab"}
+        await running.aclose()
+        resumed = await other.resume(running.id, "2", call("x").caller)
+        while (await stack.engine.obey_attach(claimed)).attach.gateway != "gateway-b":
+            pass  # the first one looks after what it does not hear of
+        await asyncio.sleep(0.2)
+        await stack.engine.say(claimed, "cd", finish=FinishReason.LENGTH)
+        assert texts(await read(resumed)) == {0: "cd"}
+        await resumed.aclose()

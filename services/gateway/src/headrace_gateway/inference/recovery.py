@@ -120,8 +120,6 @@ class Recovery:
         """Mends a session beside everything else, unless that is being done."""
         if session.id in self._mending or self._stopped:
             return False
-        self._mending.add(session.id)
-        self._idle.clear()
         self._tasks.spawn(self._run(session), name=f"mend {session.id}")
         return True
 
@@ -133,14 +131,12 @@ class Recovery:
             session.next_check = now
 
     async def _run(self, session: Session) -> None:
+        if self._stopped:
+            return
         try:
             await self.mend(session)
         except TransportUnavailable:
             session.next_check = self._clock.monotonic() + 1.0
-        finally:
-            self._mending.discard(session.id)
-            if not self._mending:
-                self._idle.set()
 
     async def stop(self, *, timeout_s: float) -> None:
         """Mends nothing any more, and waits for what is under way: an attach that reached the server
@@ -152,7 +148,22 @@ class Recovery:
                 await self._idle.wait()
 
     async def mend(self, session: Session) -> None:
-        """Brings a session up to date with the server. Raises ``TransportUnavailable``."""
+        """Brings a session up to date with the server, unless that is being done: of two at once,
+        one would judge by what the server said before the other's attach. Raises
+        ``TransportUnavailable``.
+        """
+        if session.id in self._mending:
+            return
+        self._mending.add(session.id)
+        self._idle.clear()
+        try:
+            await self._mend(session)
+        finally:
+            self._mending.discard(session.id)
+            if not self._mending:
+                self._idle.set()
+
+    async def _mend(self, session: Session) -> None:
         self._postpone(session)
         state = await self._wire.request_state(session.id)
         if session.ended:
