@@ -32,7 +32,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 GUIDE: Final = ROOT / "docs/guides/sizing.md"
 RESULTS: Final = ROOT / "bench/results"
 
-KV_BYTES_S: Final = 3.3e12
+KV_BYTES_S: Final = 4.35e12
 """What decode attention reads in a second on an H200: docs/guides/gpu.md."""
 BATCHES: Final = {"w1": 1, "w4-32": 32, "w4-128": 128, "w4-256": 256}
 """Streams of each workload whose time per token is the time of a step."""
@@ -62,6 +62,9 @@ SHAPES: Final = {
 NAMES: Final = {"llama8b": "Llama-3.1-8B", "qwen06b": "Qwen3-0.6B"}
 """Models of the benches by what they are called there; their weights are random."""
 
+_PLAIN: Final = re.compile(r"\d{4}-\d\d-\d\d-[a-z0-9]+-[a-z0-9]+(-\d+)?")
+"""Names of results: date, machine, model, and a number where there are several. Those that say more
+are of other settings than usual."""
 _BLOCK: Final = re.compile(
     r"(?P<begin><!-- figures: (?P<name>[\w-]+) -->\n\n).*?(?P<end>\n<!-- end -->)", re.DOTALL
 )
@@ -115,7 +118,8 @@ class Measured:
 def measured() -> dict[str, Measured]:
     """The newest run of each model on a GPU, by the model's name."""
     found: dict[str, Measured] = {}
-    for path in sorted(RESULTS.glob("*.json"), key=lambda path: path.stem):
+    plain = [path for path in RESULTS.glob("*.json") if _PLAIN.fullmatch(path.stem)]
+    for path in sorted(plain, key=lambda path: path.stem):
         run = cast("dict[str, Any]", json.loads(path.read_text()))
         if run.get("bench") != "workloads" or run["machine"]["device"] == "cpu":
             continue

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sizing
 
-KV_BYTES = 33_000
+KV_BYTES = int(1e-8 * sizing.KV_BYTES_S)
 """Of a token: 10 ns of reading."""
 
 
@@ -39,7 +39,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_costs_of_a_linear_machine_are_found(results: Path) -> None:
-    (results / "a.json").write_text(run(4.0, 0.02, date="2026-01-01"))
+    (results / "2026-01-01-x9-llama8b.json").write_text(run(4.0, 0.02, date="2026-01-01"))
     cost = sizing.measured()["Llama-3.1-8B"].cost
     assert cost.base_s == pytest.approx(0.004)
     assert cost.row_s == pytest.approx(2e-5)
@@ -48,9 +48,11 @@ def test_costs_of_a_linear_machine_are_found(results: Path) -> None:
 
 
 def test_newest_run_of_a_model_counts_and_others_are_left_out(results: Path) -> None:
-    (results / "2026-01-01-x9.json").write_text(run(4.0, 0.02, date="2026-01-01"))
-    (results / "2026-01-01-x9-2.json").write_text(run(3.0, 0.02, date="2026-01-01"))
-    (results / "2026-01-02-other.json").write_text(run(1.0, 0.02, date="", model="unheard-of"))
+    (results / "2026-01-01-x9-llama8b.json").write_text(run(4.0, 0.02, date="2026-01-01"))
+    (results / "2026-01-01-x9-llama8b-2.json").write_text(run(3.0, 0.02, date="2026-01-01"))
+    (results / "2026-01-02-x9-other.json").write_text(run(1.0, 0.02, date="", model="unheard-of"))
+    special = run(2.0, 0.02, date="2026-01-01")
+    (results / "2026-01-01-x9-llama8b-no-target.json").write_text(special)
     (results / "2026-01-03-cpu.json").write_text('{"runs": []}')
     found = sizing.measured()
     assert list(found) == ["Llama-3.1-8B"]
