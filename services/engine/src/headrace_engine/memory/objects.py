@@ -135,8 +135,9 @@ class ObjectAllocator:
 
     def free(self, allocation: Allocation) -> None:
         """Gives an object back. A stale handle is a broken invariant."""
-        assert self._live.pop(allocation.key, None) is allocation, "stale allocation freed"
-        for slabs, address in zip(self._types[allocation.type], allocation.addresses, strict=True):
+        key, type, addresses = allocation
+        assert self._live.pop(key, None) is allocation, "stale allocation freed"
+        for slabs, address in zip(self._types[type], addresses, strict=True):
             slabs.free(address)
 
     def claim(self, allocation: Allocation) -> None:

@@ -128,11 +128,13 @@ class Grants:
     def make_free(self, count: int) -> bool:
         """Whether memory for so many blocks is free, once enough of what nobody holds was evicted."""
         objects, kind = self._pool.slots.objects, self._pool.block_type
-        while objects.capacity_left(kind) < count:
-            victim = self._oldest_unheld()
-            if victim is None:
-                return False
-            self._evict(victim)
+        while (short := count - objects.capacity_left(kind)) > 0:
+            # One block makes room for one, but a block with states for more.
+            for _ in range(short if self._pool.state_type is None else 1):
+                victim = self._oldest_unheld()
+                if victim is None:
+                    return False
+                self._evict(victim)
         return True
 
     def take_all_free(
@@ -301,7 +303,7 @@ class Grants:
             assert allocation is not None
             self.lost.add(block)
         self._trial.free(allocation)
-        self.ops.append(MemoryOp(block, allocation, granted=False))
+        self.ops.append(_memory_op((block, allocation, False)))
         for holder in block.holders:
             self.paused.setdefault(holder.number)
 
