@@ -20,7 +20,6 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, OPTIONS, power_of_two
-from headrace_engine.kernels.gpu.prefetch import prefetch_rows
 
 MOST_ROWS: Final = 64
 MOST_SPLITS: Final = 8
@@ -32,6 +31,33 @@ _FETCHED: Final = 1024
 """Bytes of each output's weights that are asked for before the wait."""
 _IN_FLIGHT: Final = 96 << 10
 """Bytes of operands that a program has under way."""
+
+
+@triton.jit
+def _ask_for_rows(base, stride, size, count):
+    """Asks for ``size`` bytes at each of ``count`` addresses ``stride`` bytes apart, a thread each.
+
+    They come to the L2 cache; sizes and addresses are multiples of 16. For sm_90 and later.
+    """
+    zero = tl.program_id(0) * 0
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred mine;
+        .reg .u32 lane;
+        .reg .u64 address;
+        mov.u32 lane, %tid.x;
+        setp.lt.u32 mine, lane, $4;
+        cvt.u64.u32 address, lane;
+        mad.lo.u64 address, address, $2, $1;
+        mov.u32 $0, 0;
+        @mine cp.async.bulk.prefetch.L2.global [address], $3;
+        }""",
+        "=r,l,l,r,r",
+        [base.to(tl.int64), (zero + stride).to(tl.int64), zero + size, zero + count],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -60,7 +86,7 @@ def _split_product(
     if PDL:
         gdc_launch_dependents()
         item: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
-        prefetch_rows(base, DEPTH * item, FETCHED, BLOCK)
+        _ask_for_rows(base, DEPTH * item, FETCHED, BLOCK)
         gdc_wait()
     real = row < rows
     total = tl.zeros([BLOCK, ROWS], tl.float32)
