@@ -155,6 +155,6 @@ async def test_a_device_that_is_lost_ends_both_after_the_journal(
 def test_a_model_that_is_refused_is_one_line_and_exit_code_2(start: Start) -> None:
     engine = start("--cache-blocks", "1")
 
-    assert engine.wait() == 2
+    assert engine.wait(60) == 2  # a start is in it
     assert "less than two blocks" in engine.log()
     assert "Traceback" not in engine.log()
