@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,25 @@ async def make_key(url: str) -> str:
         return token
     finally:
         await wire.close()
+
+
+@asynccontextmanager
+async def two_gateways(
+    url: str,
+    folder: Path,
+    *,
+    a: Mapping[str, object] | None = None,
+    b: Mapping[str, object] | None = None,
+) -> AsyncGenerator[tuple[GatewayProgram, GatewayProgram, ScriptedEngine, str]]:
+    """Two gateways with their settings, ready; an engine behind them; a key for both."""
+    async with (
+        gateway_program(url, folder / "a", a) as first,
+        gateway_program(url, folder / "b", b) as second,
+        engine_at(url) as engine,
+    ):
+        await first.ready()
+        await second.ready()
+        yield first, second, engine, await make_key(url)
 
 
 def client(program: GatewayProgram, key: str) -> httpx.AsyncClient:
@@ -123,14 +142,7 @@ async def test_a_stream_is_taken_up_at_another_gateway_where_it_was_left(
     server: RedisServer, tmp_path: Path
 ) -> None:
     keep = {"resume_grace_s": 30}
-    async with (
-        gateway_program(server.url, tmp_path / "a", keep) as first,
-        gateway_program(server.url, tmp_path / "b", keep) as second,
-        engine_at(server.url) as eng,
-    ):
-        await first.ready()
-        await second.ready()
-        key = await make_key(server.url)
+    async with two_gateways(server.url, tmp_path, a=keep, b=keep) as (first, second, eng, key):
         async with client(first, key) as http:
             async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
                 [claimed] = await eng.claim()
@@ -186,14 +198,7 @@ async def test_sigterm_lets_streams_end_and_refuses_new_calls(
 async def test_streams_that_outlast_the_drain_are_read_on_at_another_gateway(
     server: RedisServer, tmp_path: Path
 ) -> None:
-    async with (
-        gateway_program(server.url, tmp_path / "a", {"drain_s": 0.3}) as first,
-        gateway_program(server.url, tmp_path / "b") as second,
-        engine_at(server.url) as eng,
-    ):
-        await first.ready()
-        await second.ready()
-        key = await make_key(server.url)
+    async with two_gateways(server.url, tmp_path, a={"drain_s": 0.3}) as (first, second, eng, key):
         async with client(first, key) as http:
             async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
                 [claimed] = await eng.claim()
@@ -216,14 +221,7 @@ async def test_streams_that_outlast_the_drain_are_read_on_at_another_gateway(
 
 
 async def test_a_call_that_waits_is_handed_over_too(server: RedisServer, tmp_path: Path) -> None:
-    async with (
-        gateway_program(server.url, tmp_path / "a", {"drain_s": 0.3}) as first,
-        gateway_program(server.url, tmp_path / "b") as second,
-        engine_at(server.url) as eng,
-    ):
-        await first.ready()
-        await second.ready()
-        key = await make_key(server.url)
+    async with two_gateways(server.url, tmp_path, a={"drain_s": 0.3}) as (first, second, eng, key):
         async with client(first, key) as http:
             async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
                 first.terminate()
@@ -359,14 +357,7 @@ async def test_an_unsuitable_server_is_refused_with_the_reason(tmp_path: Path) -
 async def test_a_request_can_be_cancelled_at_any_gateway(
     server: RedisServer, tmp_path: Path
 ) -> None:
-    async with (
-        gateway_program(server.url, tmp_path / "a") as first,
-        gateway_program(server.url, tmp_path / "b") as second,
-        engine_at(server.url),
-    ):
-        await first.ready()
-        await second.ready()
-        key = await make_key(server.url)
+    async with two_gateways(server.url, tmp_path) as (first, second, _, key):
         async with client(first, key) as here, client(second, key) as there:
             async with here.stream("POST", "/v1/completions", json=body(stream=True)) as response:
                 await eventually(lambda: known(there, response))
