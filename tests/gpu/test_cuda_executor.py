@@ -195,17 +195,23 @@ def test_bfloat16_stays_near_float32_when_teacher_forced(tmp_path: Path) -> None
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 def test_a_step_neither_synchronizes_nor_allocates(tmp_path: Path) -> None:
+    """A decode step, a prompt that begins, and both in one."""
     driver = cuda(save(tiny_model("llama"), tmp_path), torch.bfloat16)
     scenario(driver)
-    rows = [Run(1, 20, None, 9), Run(0, 50, None, 9)]
-    batch = driver.batch(rows)
+    steps = [
+        [Run(1, 20, None, 9), Run(0, 50, None, 9)],
+        [Run(3, 0, PROMPTS[1], 0, driver.start(3, PROMPTS[1]))],
+        [Run(0, 51, None, 10), Run(2, 0, PROMPTS[2], 0, driver.start(2, PROMPTS[2]))],
+    ]
     before = torch.cuda.memory_reserved()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        driver.executor.submit(batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    driver.executor.collect(batch)
+    for rows in steps:
+        batch = driver.batch(rows)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            driver.executor.submit(batch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        driver.executor.collect(batch)
     assert torch.cuda.memory_reserved() == before
 
 
@@ -229,7 +235,7 @@ def test_a_long_fresh_prompt_attends_as_its_pieces_do(tmp_path: Path) -> None:
     folder = save(tiny_model("llama", max_position_embeddings=4096), tmp_path)
     executor = CudaExecutor.load(str(folder), device=DEVICE, dtype=torch.bfloat16)
     driver = Driver(
-        executor, slots=4, batch_tokens=4352, sequence_tokens=2304, pool_blocks=400, block_tokens=64
+        executor, slots=4, batch_tokens=6400, sequence_tokens=3328, pool_blocks=400, block_tokens=64
     )
     prompt = [i * 37 % 331 for i in range(FRESH_TOKENS + 77)]
     other = [i * 11 % 331 for i in range(FRESH_TOKENS)]

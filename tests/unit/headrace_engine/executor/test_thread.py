@@ -207,6 +207,19 @@ def test_an_executor_that_cannot_start_says_why_and_is_closed() -> None:
     runner.close()
 
 
+def test_an_executor_that_can_neither_start_nor_close_says_why_it_did_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor = Recorder("start")
+
+    def broken() -> None:
+        raise OSError("close broke")
+
+    monkeypatch.setattr(executor, "close", broken)
+    with pytest.raises(RuntimeError, match="start broke"):
+        ExecutorThread(executor, limits()).start()
+
+
 def test_closing_runs_what_was_submitted_and_can_be_repeated() -> None:
     runner = ExecutorThread(Recorder(), limits())
     runner.start()

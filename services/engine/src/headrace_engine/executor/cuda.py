@@ -43,6 +43,7 @@ from headrace_engine.kernels.gpu.prefill_attention import tile_tokens
 from headrace_engine.kernels.gpu.prepare import UNIT_BYTES, Message, aligned, prepare
 from headrace_engine.model.cuda_decoder import (
     FRESH_TOKENS,
+    PREFILL_SIZES,
     CudaDecoder,
     MixedBatch,
     padded_tokens,
@@ -122,9 +123,9 @@ class CudaExecutor:
         keep_kernels((cache_dir or default_cache_dir()) / "triton")
         opened = open_model(model)
         head_dim = opened.weights.config.head_dim
-        if head_dim < 16 or head_dim & (head_dim - 1):
+        if not 16 <= head_dim <= 128 or head_dim & (head_dim - 1):
             raise ModelRejected(
-                f"{opened.path}: head_dim {head_dim} is not a power of two of at least 16, "
+                f"{opened.path}: head_dim {head_dim} is not a power of two from 16 to 128, "
                 "which the CUDA kernels need"
             )
         positions = min(
@@ -243,7 +244,10 @@ class CudaExecutor:
         )
         tile = tile_tokens(config.heads, config.kv_heads)
         self._prefills = PrefillGraphs(
-            self._decoder, tile=tile, tokens=limits.batch_tokens, rows=limits.slots
+            self._decoder,
+            tile=tile,
+            tokens=padded_tokens(max(limits.batch_tokens, limits.slots)),
+            rows=limits.slots,
         )
         self._sharing = Sharing(
             limits.slots + 1,
@@ -355,16 +359,16 @@ class CudaExecutor:
         lengths = batch.lengths
         single_rows = lengths == 1
         singles = offsets[:-1][single_rows]
-        size = padded_tokens(len(batch.tokens))
-        # A small step is a replay: its long rows attend by our kernel, like the others.
-        small = size in self._prefills.sizes and not len(singles)
-        fresh_rows = (batch.begins == 0) & (lengths >= FRESH_TOKENS) & self._on_gpu & (not small)
+        fresh_rows = (batch.begins == 0) & (lengths >= FRESH_TOKENS) & self._on_gpu
         tiles = self._tiles(offsets, lengths, batch.begins, ~(fresh_rows | single_rows))
-        small = small and len(tiles) <= self._prefills.room(size)
-        if small:
-            tiles = np.concatenate(
-                [tiles, np.zeros((self._prefills.room(size) - len(tiles), 2), np.int32)]
-            )
+        captured = None
+        if not (len(singles) or fresh_rows.any()):
+            captured = self._prefills.size(len(batch.tokens))
+        if captured is not None and len(tiles) <= (room := self._prefills.room(captured)):
+            tiles = np.concatenate([tiles, np.zeros((room - len(tiles), 2), np.int32)])
+        else:
+            captured = None
+        size = captured or self._rounded(len(batch.tokens))
         # Also the output layer runs at few sizes, so that its kernels were used before.
         wanted = np.zeros(self._size_of(generating) if generating else 0, np.int32)
         wanted[:generating] = offsets[1 : generating + 1] - 1
@@ -384,8 +388,8 @@ class CudaExecutor:
         # Tokens that only fill the step up write no KV.
         self._decoder.columns.targets[len(batch.tokens) : size].fill_(-1)
         placed = inbox[tile_part].view(-1, 2) if tiles.size else None
-        if small and placed is not None:
-            hidden = self._prefills.run(size, placed)
+        if captured is not None and placed is not None:
+            hidden = self._prefills.run(captured, placed)
         else:
             mixed = MixedBatch(
                 singles=inbox[single_part] if len(singles) else None,
@@ -400,6 +404,10 @@ class CudaExecutor:
             queries = inbox[outputs][:generating]
             samples = inbox[message.samples : message.samples + generating]
             self._sampler.choose(logits, step, queries, self._decoder.columns.slots, samples)
+
+    def _rounded(self, tokens: int) -> int:
+        # The interpreter has no kernels to load, and takes its time for each token.
+        return padded_tokens(tokens) if self._on_gpu else tokens
 
     def _size_of(self, rows: int) -> int:
         return next(size for size in self._ladder if size >= rows)
@@ -500,10 +508,17 @@ class CudaExecutor:
         for rows, step, shared in self._captured_steps():
             self._decode_step(self._inbox, rows, step, shared=shared)
         self._decoder.warm_up()
-        lengths = [[size] for size in self._prefills.sizes] + [[1, 96]]
-        for each in lengths:
-            if sum(each) <= self._limits.batch_tokens and len(each) <= self._limits.slots:
-                self._mixed(self._idle_batch(each), self._phases[0], CLASSES[0])
+        steps = [self._rows_of(size) for size in PREFILL_SIZES]
+        for lengths in [*steps, [1, min(96, self._limits.sequence_tokens)]]:
+            if sum(lengths) <= self._limits.batch_tokens and len(lengths) <= self._limits.slots:
+                self._mixed(self._idle_batch(lengths), self._phases[0], CLASSES[0])
+                # The next one writes the message that this one's copy still reads.
+                self._stream.synchronize()
+
+    def _rows_of(self, tokens: int) -> list[int]:
+        """Lengths of the fewest rows that have so many tokens."""
+        whole, rest = divmod(tokens, self._limits.sequence_tokens)
+        return [self._limits.sequence_tokens] * whole + [rest] * (rest > 0)
 
     def _captured_steps(self) -> list[tuple[int, StepClass, bool]]:
         """Rows, class, and whether a common beginning is read once; of all decode steps."""
@@ -517,10 +532,8 @@ class CudaExecutor:
 
     def _run_largest(self) -> None:
         """A step of as many tokens as may come, in the fewest rows, and one of as many rows."""
-        limits = self._limits
-        whole, rest = divmod(limits.batch_tokens, limits.sequence_tokens)
-        lengths = [limits.sequence_tokens] * whole + [rest] * (rest > 0)
-        self._mixed(self._idle_batch(lengths[: limits.slots]), self._phases[0], CLASSES[0])
+        lengths = self._rows_of(self._limits.batch_tokens)[: self._limits.slots]
+        self._mixed(self._idle_batch(lengths), self._phases[0], CLASSES[0])
         self._decode_step(self._inbox, self._ladder[-1], CLASSES[-1])
 
     def _idle_batch(self, lengths: list[int]) -> BatchData:

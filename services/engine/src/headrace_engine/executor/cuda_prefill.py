@@ -1,4 +1,4 @@
-"""Captured steps of few tokens: a prompt's first token must not wait for hundreds of launches.
+"""Captured steps of prompts: neither a first token nor the device waits for hundreds of launches.
 
 Owner    executor thread
 Writes   the tiles that captured steps read; the decoder's scratch
@@ -19,27 +19,34 @@ from torch import Tensor
 
 from headrace_engine.model.cuda_decoder import PREFILL_SIZES, CudaDecoder, MixedBatch
 
+_SIZE_STEP: Final = 256
+"""Tokens from one size to the next, above the small ones."""
 _ROWS: Final = 16
 """Rows for whose last tiles, which are not full, there is room."""
 
 
 class PrefillGraphs:
-    """One graph for each of ``PREFILL_SIZES`` that a batch may reach."""
+    """One graph for each size that a batch may reach."""
 
     def __init__(self, decoder: CudaDecoder, *, tile: int, tokens: int, rows: int) -> None:
         """``tile`` is the tokens of a query tile, ``tokens`` and ``rows`` the most of a batch."""
         self._decoder = decoder
         self._tile = tile
         self._rows = min(rows, _ROWS)
-        self.sizes = tuple(size for size in PREFILL_SIZES if size <= tokens)
+        large = range(PREFILL_SIZES[-1] + _SIZE_STEP, tokens + 1, _SIZE_STEP)
+        self.sizes = tuple(size for size in (*PREFILL_SIZES, *large) if size <= tokens)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         device = decoder.columns.tokens.device
         room = max(map(self.room, self.sizes), default=0)
         self._tiles = torch.zeros(room, 2, dtype=torch.int32, device=device)
 
+    def size(self, tokens: int) -> int | None:
+        """The size at which a step of ``tokens`` tokens runs, if one is large enough."""
+        return next((size for size in self.sizes if size >= tokens), None)
+
     def room(self, size: int) -> int:
-        """Tiles for which a step of ``size`` tokens has room; 0 where none is captured."""
-        return -(-size // self._tile) + self._rows if size in self.sizes else 0
+        """Tiles for which a step of ``size`` tokens has room."""
+        return -(-size // self._tile) + self._rows
 
     def capture(self, stream: torch.cuda.Stream, pool: torch.cuda._POOL_HANDLE) -> None:  # pyright: ignore[reportPrivateUsage]
         """Captures every size. Kernels were compiled and cuBLAS was warmed before."""

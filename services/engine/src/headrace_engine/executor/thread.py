@@ -9,6 +9,7 @@ Next     headrace_engine.model.decoder
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -67,7 +68,9 @@ class ExecutorThread:
         try:
             self._executor.start(self.limits)
         except Exception as error:
-            self._executor.close()
+            # A device that broke may not let itself be closed either: the first error is told.
+            with contextlib.suppress(Exception):
+                self._executor.close()
             self._started.put(error)
             return
         self._started.put(None)

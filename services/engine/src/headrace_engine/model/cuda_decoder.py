@@ -35,13 +35,13 @@ from headrace_engine.kernels.gpu.swiglu import swiglu
 from headrace_engine.model.cuda_weights import CudaLayer, CudaWeights
 
 _GEMV_ROWS = 1
-FRESH_TOKENS: Final = 2048
-"""Least length of a prompt without cached context that attends by cuDNN: there it is as fast as our
-own kernel, which takes all shorter ones in one launch, and from there on faster."""
+FRESH_TOKENS: Final = 3072
+"""Least length of a prompt without cached context that attends by cuDNN, where that is faster by
+more than the launches cost of a step that is not captured. At 2,048 both take the same time."""
 _FRESH_STEP: Final = 512
 """cuDNN makes a plan for each length, 40 ms each on an H200: lengths are rounded up to this."""
 PREFILL_SIZES: Final = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
-"""Tokens of a small prefill step, which is captured, after rounding up."""
+"""Tokens of small mixed steps, after rounding up."""
 _SIZE_STEP: Final = 128
 """Tokens of other mixed steps are rounded up to this: cuBLAS picks a kernel by the exact count, and
 the first use of a kernel waits until the device stands still."""
