@@ -30,6 +30,7 @@ def test_the_defaults_agree_with_each_other() -> None:
             ("prefill_chunk_tokens (48)", "block_tokens (64)"),
         ),
         (EngineSettings(executor="cuda", dtype="packed"), ("dtype (packed)", "cuda")),
+        (EngineSettings(executor="cuda", block_tokens=48), ("block_tokens (48)", "power of two")),
         (EngineSettings(executor="cuda", kv_dtype="float32"), ("kv_dtype (float32)", "cuda")),
         (EngineSettings(sole_name=True), ("sole_name", "name")),
         (EngineSettings(tenant_weights={"a": 0.0}), ("tenant_weights", "'a' is 0.0")),

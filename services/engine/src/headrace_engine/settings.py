@@ -50,7 +50,8 @@ class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
     cache holds if that is less. A cache smaller than what is set here is served with a warning:
     what outgrows it ends as `length`."""
     block_tokens: int | None = setting(None, ge=1, le=1024, unit="tokens")
-    """Tokens of one cache block. When absent 16, and 64 on `cuda`."""
+    """Tokens of one cache block. When absent 16, and 64 on `cuda`, where it is a power of two of at
+    least 16."""
     cache_bytes: int | None = setting(None, ge=1 << 16, unit="bytes")
     """Size of the KV cache. Allocated once, at start. When absent 1 GiB, and on `cuda` what
     `gpu_memory_utilization` leaves."""
@@ -202,6 +203,11 @@ def check_settings(settings: EngineSettings) -> None:
             for name, value in (("dtype", settings.dtype), ("kv_dtype", settings.kv_dtype))
             if value not in ("auto", "bfloat16")
         ]
+        if block < 16 or block & (block - 1):
+            problems.append(
+                f"block_tokens ({block}) is not what executor cuda runs: "
+                "a power of two of at least 16"
+            )
     elif "gpu_memory_utilization" in settings.model_fields_set:
         problems.append(
             f"gpu_memory_utilization is set, but executor {settings.executor} uses no GPU: "

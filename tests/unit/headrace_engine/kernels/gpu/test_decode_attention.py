@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from headrace_engine.errors import ModelRejected
 from headrace_engine.kernels.gpu import decode_attention, reference
 from headrace_engine.kernels.gpu.decode_attention import DecodeAttention, cut_for
 from support.gpu import DEVICE, DTYPES, TOLERANCE, poisoned, relative_error
@@ -69,6 +70,21 @@ def test_a_row_may_begin_at_a_block_of_its_own(
     query = qkv[:, : heads * DIM].view(1, heads, DIM)
     expected = reference.paged_attention(query, keys, values, length)
     assert relative_error(out.view(1, heads, DIM), expected) < 2 * TOLERANCE[DTYPES[0]]
+
+
+def test_a_cache_of_more_lines_than_32_bits_count_is_refused() -> None:
+    region = torch.empty(2**35, dtype=torch.bfloat16, device="meta")
+    with pytest.raises(ModelRejected, match=r"64\.0 GiB has 2,147,483,648 lines of head_dim 16"):
+        DecodeAttention(
+            region,
+            rows=1,
+            layers=1,
+            heads=1,
+            kv_heads=1,
+            head_dim=16,
+            block_tokens=16,
+            processors=1,
+        )
 
 
 def test_pieces_are_as_large_as_keeps_the_device_even() -> None:

@@ -34,6 +34,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from headrace_engine.errors import ModelRejected
 from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, OPTIONS, power_of_two
 
 TILE: Final = 32
@@ -48,6 +49,7 @@ _PROGRAMS: Final = 6
 _STAGES: Final = 6
 """Of the loop over tiles there; half of them hold keys and values, half the way to them."""
 _FEW_STAGES: Final = 3
+_MOST_LINES: Final = 2**31 - 1
 _LOG2_E: Final = 1.4426950408889634
 
 
@@ -430,7 +432,15 @@ class DecodeAttention:
         block_tokens: int,
         processors: int,
     ) -> None:
-        """``region`` is flat, of the cache's type."""
+        """``region`` is flat, of the cache's type. Raises ModelRejected where lines of a head outnumber
+        what 32 bits count: small heads in a very large cache.
+        """
+        if region.numel() // head_dim > _MOST_LINES:
+            raise ModelRejected(
+                f"a KV cache of {region.nbytes / 2**30:.1f} GiB has "
+                f"{region.numel() // head_dim:,} lines of head_dim {head_dim}, "
+                f"and the CUDA kernels count {_MOST_LINES:,}: lower cache_bytes"
+            )
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._block_tokens, self._processors = block_tokens, processors
         self._tile = min(block_tokens, TILE)
