@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 PEPPER = "a pepper for tests only"
-START_S = 30.0
+START_S = 90.0
 """How long a process may take to be ready on a machine that is busy with other tests."""
 
 

@@ -23,7 +23,9 @@ def test_the_environment_gives_what_a_gateway_of_that_deployment_has() -> None:
 def test_a_command_without_a_server_says_what_to_start(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="No stack runs here") as failed:
         running_stack(StateDir(tmp_path))
-    assert failed.value.hint == "Start one with `headrace serve`."
+    assert failed.value.hint == (
+        "Start one with `headrace serve`, or set HEADRACE_GATEWAY_REDIS_URL."
+    )
 
 
 async def test_a_server_that_is_not_there_is_named() -> None:

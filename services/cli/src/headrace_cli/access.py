@@ -13,7 +13,7 @@ from headrace_transport.connection import connect_gateway
 from headrace_transport.errors import TransportError
 from headrace_transport.interface import GatewayWire
 
-from headrace_cli.errors import CommandFailed
+from headrace_cli.errors import CommandFailed, no_stack
 from headrace_cli.state import RunningStack, StateDir
 
 
@@ -28,12 +28,9 @@ def from_environment(environ: Mapping[str, str]) -> tuple[Access, GatewaySecrets
 
 def running_stack(state: StateDir) -> RunningStack:
     """The local stack, for a command that names no server. Raises CommandFailed."""
-    running = state.running() if state.is_locked() else None
+    running = state.running_now()
     if running is None:
-        raise CommandFailed(
-            "No stack runs here, and no --redis-url names another server.",
-            hint="Start one with `headrace serve`.",
-        )
+        raise no_stack("--redis-url", "HEADRACE_GATEWAY_REDIS_URL")
     return running
 
 

@@ -87,7 +87,7 @@ async def examine(question: Question) -> list[Finding]:
         *embedded_server(),
         *state_dir(question.state),
     ]
-    running = question.state.running() if question.state.is_locked() else None
+    running = question.state.running_now()
     if running is None:
         findings += free_ports(question.http_port, question.grpc_port)
     else:

@@ -10,7 +10,7 @@ from typing import Final, cast
 
 import httpx
 
-from headrace_cli.errors import CommandFailed
+from headrace_cli.errors import CommandFailed, no_stack
 from headrace_cli.state import StateDir
 
 TIMEOUT: Final = httpx.Timeout(30.0, read=600.0)
@@ -33,13 +33,10 @@ class Endpoint:
         cls, url: str | None, key: str | None, state: StateDir, environ: Mapping[str, str]
     ) -> Endpoint:
         """Raises CommandFailed when neither is named and no local stack runs."""
-        running = state.running() if state.is_locked() else None
+        running = state.running_now()
         base = url or environ.get("HEADRACE_URL") or (running.urls[0] if running else None)
         if base is None:
-            raise CommandFailed(
-                "No stack runs here, and no --url names another.",
-                hint="Start one with `headrace serve`, or set HEADRACE_URL and HEADRACE_API_KEY.",
-            )
+            raise no_stack("--url", "HEADRACE_URL and HEADRACE_API_KEY")
         own = running is not None and base.rstrip("/") in running.urls
         stored = state.read(state.key_file.name) if own else None
         found = key or environ.get("HEADRACE_API_KEY") or _key_file(environ) or stored

@@ -12,3 +12,11 @@ class CommandFailed(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+
+
+def no_stack(option: str, variables: str) -> CommandFailed:
+    """What a command says that has nothing to talk to."""
+    return CommandFailed(
+        f"No stack runs here, and no {option} names another.",
+        hint=f"Start one with `headrace serve`, or set {variables}.",
+    )

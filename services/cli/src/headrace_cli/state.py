@@ -168,8 +168,12 @@ class StateDir:
         """The stack is gone."""
         (self.run / "stack.json").unlink(missing_ok=True)
 
+    def running_now(self) -> RunningStack | None:
+        """The stack that runs, once it is ready; None without one."""
+        return self.running() if self.is_locked() else None
+
     def running(self) -> RunningStack | None:
-        """What the stack announced; None before it is ready."""
+        """What the stack announced, or the last one did; None before it is ready."""
         text = self.read("run/stack.json")
         if text is None:
             return None

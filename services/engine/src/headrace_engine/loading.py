@@ -16,7 +16,13 @@ from headrace_transport.interface import EngineWire
 
 from headrace_engine.cache.registry import state_blocks
 from headrace_engine.errors import ModelRejected
-from headrace_engine.executor.base import Executor, ExecutorLimits, MeasuresItsMemory, ModelShape
+from headrace_engine.executor.base import (
+    Executor,
+    ExecutorLimits,
+    MeasuresItsMemory,
+    ModelShape,
+    sequence_tokens,
+)
 from headrace_engine.executor.echo import EchoExecutor
 from headrace_engine.memory.objects import align_up
 from headrace_engine.model.families.llama import gguf_architecture, hf_architecture
@@ -169,7 +175,7 @@ def _cache_bytes(settings: EngineSettings, executor: Executor, context_tokens: i
     limits = ExecutorLimits(
         slots=settings.max_batch,
         batch_tokens=settings.batch_tokens,
-        sequence_tokens=context_tokens + settings.phases,
+        sequence_tokens=sequence_tokens(context_tokens, settings.phases),
         block_tokens=block_tokens(settings),
         region_bytes=0,
         phases=settings.phases,

@@ -49,6 +49,13 @@ class ExecutorLimits:
     phases: int
 
 
+def sequence_tokens(context_tokens: int, phases: int) -> int:
+    """Positions of one sequence that batches may name: one that has ended at its context's end is in
+    as many batches more as may be in flight.
+    """
+    return context_tokens + phases
+
+
 class Executor(Protocol):
     """A device. Calls come from the executor thread, and never two at once, with two exceptions.
 

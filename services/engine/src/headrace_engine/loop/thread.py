@@ -20,7 +20,7 @@ from headrace_kit.clock import Clock
 
 from headrace_engine.cache.trie import Fold
 from headrace_engine.errors import EngineFailed
-from headrace_engine.executor.base import ExecutorLimits, ModelShape
+from headrace_engine.executor.base import ExecutorLimits, ModelShape, sequence_tokens
 from headrace_engine.loop.garbage import QUIET_S, Garbage
 from headrace_engine.loop.handoff import give_way
 from headrace_engine.loop.lifecycle import Lifecycle
@@ -83,7 +83,7 @@ def executor_limits(settings: SchedulerSettings, block_bytes: int) -> ExecutorLi
     return ExecutorLimits(
         slots=settings.max_batch,
         batch_tokens=settings.batch_tokens,
-        sequence_tokens=settings.session_tokens + settings.phases,
+        sequence_tokens=sequence_tokens(settings.session_tokens, settings.phases),
         block_tokens=settings.block_tokens,
         region_bytes=settings.pool_blocks * align_up(block_bytes, BLOCK_ALIGN),
         phases=settings.phases,
