@@ -141,6 +141,9 @@ async def test_metrics_tell_what_happened_in_both_dialects(
         await client.until_finished(1)
         await client.settled("r1")
 
+    async with asyncio.timeout(20):  # the server knows it is settled before the engine does
+        while samples(engine)["headrace_engine_requests_held"]:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.02)
     values = samples(engine)
     assert values['headrace_engine_requests_finished_total{reason="length"}'] == 1
     assert values["headrace_engine_requests_claimed_total"] == 1

@@ -70,7 +70,11 @@ async def test_it_serves_shows_its_metrics_and_ends_as_asked(
         await client.submit(make_record(prompt=(5, 6, 7), max_new_tokens=7, slot=3))
         out = await client.until_finished(3)
         await client.settled("r1")
-    body = engine.get("/metrics")[1]
+    body = ""
+    async with asyncio.timeout(LIMIT_S):  # the server knows it is settled before the engine does
+        while "headrace_engine_requests_held 0.0" not in body:
+            await asyncio.sleep(0.02)
+            body = engine.get("/metrics")[1]
     engine.signal(signal.SIGTERM)
 
     assert engine.wait() == 0
