@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from headrace_engine.scheduler.publish import (
+    adopt,
     invalidate_published,
     mark_produced,
     publish_complete,
@@ -120,3 +121,18 @@ def test_generated_blocks_of_a_cancelled_sequence_are_kept() -> None:
         assert end is not None
         assert end.usage.cached_tokens == 12
         rig.assert_true(second)
+
+
+@pytest.mark.rule("cache.poison-spreads")
+def test_what_was_copied_twice_depends_on_its_source_from_the_first_place_on() -> None:
+    rig = CacheRig()
+    source, copier = rig.enter(), rig.enter()
+    (block,) = rig.fill(source, A)
+    block.publisher = source.number
+    for position in (8, 4, 12):
+        adopt(copier, block, position, [source.number, copier.number])
+    assert copier.origins == {source.number: 4}
+    adopt(source, block, 0, [source.number, copier.number])
+    assert source.origins == {}, "nobody depends on itself"
+    rig.leave(source)
+    rig.leave(copier)
