@@ -38,7 +38,12 @@ VALUES: dict[str, Any] = {
         "replicas": 2,
         "minReadySeconds": 0,
         "service": {"type": "NodePort"},
-        "settings": {"drain_notice_s": 2, "drain_s": 2, "scale_from_zero": True},
+        "settings": {
+            "drain_notice_s": 2,
+            "drain_s": 2,
+            "handover_s": 60,  # clients of a busy machine come late
+            "scale_from_zero": True,
+        },
         "resources": SMALL,
     },
     "engineDefaults": {

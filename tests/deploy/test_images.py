@@ -154,10 +154,14 @@ def test_every_module_of_ours_loads_as_anybody(containers: Daemon, image: str, n
     script = (
         "import importlib, pkgutil, sys\n"
         f"import headrace_{name} as ours\n"
-        "for found in pkgutil.walk_packages(ours.__path__, ours.__name__ + '.'):\n"
-        "    if not any(part in found.name for part in ('torch', 'cuda', 'gpu', '__main__',"
-        " 'reference')):\n"
-        "        importlib.import_module(found.name)\n"
+        "for found in pkgutil.walk_packages(ours.__path__, ours.__name__ + '.', lambda name: None):\n"
+        "    try:\n"
+        "        if '__main__' not in found.name:\n"
+        "            importlib.import_module(found.name)\n"
+        # Whatever is for torch asks for it at once; it is not in this image.
+        "    except ModuleNotFoundError as error:\n"
+        "        if error.name not in ('torch', 'triton'):\n"
+        "            raise\n"
         "print(len([m for m in sys.modules if m.startswith('headrace_')]), 'torch' in sys.modules)"
     )
     out = containers.docker(*confined("--entrypoint", "python3", image, "-c", script))
