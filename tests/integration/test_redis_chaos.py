@@ -188,6 +188,7 @@ class Gateway:
                 continue
             for each in read:
                 after = each.id
+                assert each.item is not None
                 self._take(each.item)
             if all(stream.ended for stream in self.streams):
                 done.set()

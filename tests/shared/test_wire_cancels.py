@@ -53,6 +53,7 @@ async def test_running_request_is_marked_and_its_owner_nudged(wires: Wires) -> N
     assert await gateway.cancel(MODEL, "r1", mark())
 
     ((_, nudge),) = await engine.read_control("e-1", "0-0", block_ms=1000)
+    assert nudge is not None
     assert nudge.cancel.id == "r1"
     assert await engine.cancels(MODEL, ["r1", "r2"]) == {"r1": [mark()]}
     for _ in range(2):

@@ -37,6 +37,7 @@ def believed(entries: list[OutEntry], slot: int = 10) -> list[int]:
         if isinstance(each.item, Fence):
             oldest = max(oldest, each.item.attempt)
             continue
+        assert each.item is not None
         at = 0
         for row, count in enumerate(each.item.counts):
             row_tokens = each.item.tokens[at : at + count]
@@ -240,6 +241,7 @@ async def test_attached_gateway_gets_the_rest_and_successors_look_at_both(wires:
     assert lease is not None
     assert (lease.owner, lease.attempt, lease.gateway, lease.slot) == ("e-1", 1, "gw-2", 40)
     ((_, control),) = await engine.read_control("e-1", "0-0", block_ms=1000)
+    assert control is not None
     assert (control.attach.id, control.attach.gateway) == ("r1", "gw-2")
     assert (control.attach.slot, control.attach.first) == (40, 1)
     state = await gateway.request_state("r1")

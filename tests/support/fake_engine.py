@@ -250,7 +250,7 @@ class IntakeBench:
     async def out(self) -> OutStream:
         """What the gateway of the requests makes of its out stream."""
         entries = await self.gateway.read_out("gw", FIRST_FRAME, block_ms=0)
-        return OutStream([entry.item for entry in entries])
+        return OutStream([entry.item for entry in entries if entry.item is not None])
 
     async def frames(self, gateway: str) -> list[Frame]:
         """The frames in a gateway's out stream."""

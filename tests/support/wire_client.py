@@ -77,7 +77,7 @@ class WireClient:
                 continue
             if found:
                 after = found[-1].id
-                self.entries += [entry.item for entry in found]
+                self.entries += [entry.item for entry in found if entry.item is not None]
                 self._grew.set()
 
 

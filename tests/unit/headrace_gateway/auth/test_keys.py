@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 from headrace_contracts.limits import MAX_NAME
 from headrace_gateway.auth.keys import Authenticator, KeyStore
-from headrace_gateway.auth.upkeep import KeyUpkeep
 from headrace_gateway.errors import BackendUnavailable, InvalidApiKey, PermissionDenied
 from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
 from support.clock import FakeClock
@@ -306,22 +305,6 @@ async def test_keys_are_listed_for_thirty_days_after_their_end(door: Door) -> No
     door.clock.advance(86_400)
     assert await door.keys.forget_old() == 1
     assert [key.name for key in await door.keys.list()] == ["for ever"]
-
-
-async def test_a_first_key_comes_back_after_the_server_lost_it_but_not_after_its_end(
-    door: Door,
-) -> None:
-    upkeep = KeyUpkeep(door.keys, door.clock, initial="own-key-of-a-chart")
-    await upkeep.look()
-    [key] = await door.keys.list()
-    door.broker.flush()
-    await upkeep.look()
-    assert [each.public_id for each in await door.keys.list()] == [key.public_id]
-    await door.keys.revoke(key.public_id)
-    door.clock.advance(31 * 86_400)
-    await upkeep.look()  # deletes it
-    await upkeep.look()
-    assert await door.keys.list() == []
 
 
 async def test_what_takes_no_pepper_works_without_one(door: Door) -> None:
