@@ -18,8 +18,9 @@ import numpy as np
 from headrace_engine.executor.base import ModelShape
 from headrace_engine.intake.gateway import EngineGateway
 from headrace_engine.loop.thread import EngineLoop, executor_limits
-from headrace_engine.scheduler.journal import Journal
-from headrace_engine.scheduler.journal_state import capture
+from headrace_engine.scheduler.journal import BLOCKS_A_PASS, Journal
+from headrace_engine.scheduler.journal_snapshot import Taking
+from headrace_engine.scheduler.scheduler import Scheduler
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.state.request import Request, RequestHandle, Sampling
 from headrace_kit.clock import SystemClock
@@ -63,6 +64,29 @@ class Steady:
         return took / 1000
 
 
+def snapshot_parts_us(scheduler: Scheduler) -> dict[str, float]:
+    """What a snapshot adds to the pass that begins it, to those between, and to the last."""
+
+    def took(since: int) -> float:
+        return round((time.thread_time_ns() - since) / 1000, 1)
+
+    began = time.thread_time_ns()
+    taking = Taking(scheduler)
+    first, between, whole = took(began), list[float](), False
+    while not whole:
+        began = time.thread_time_ns()
+        whole = taking.advance(BLOCKS_A_PASS)
+        between.append(took(began))
+    began = time.thread_time_ns()
+    taking.finish()
+    return {
+        "snapshot_begin_us": first,
+        "snapshot_pass_us": statistics.median(between),
+        "snapshot_passes": len(between),
+        "snapshot_end_us": took(began),
+    }
+
+
 def main() -> None:
     """Prints a line per size, then one of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -84,15 +108,13 @@ def main() -> None:
         gc.enable()
         without, with_it = map(statistics.median, times)
         scheduler = engines[1].loop.scheduler
-        began = time.thread_time_ns()
-        capture(scheduler)
-        snapshot_ms = (time.thread_time_ns() - began) / 1e6
+        parts = snapshot_parts_us(scheduler)
         figure = {
             "without_us": round(without, 1),
             "with_us": round(with_it, 1),
             "added_share": round(with_it / without - 1, 4),
             "bytes_per_pass": round((journal.segments[-1].weight - weight) / options.passes, 1),
-            "snapshot_ms": round(snapshot_ms, 2),
+            **parts,
             "snapshot_blocks": scheduler.pool.alive,
         }
         figures[f"rows={rows}"] = figure

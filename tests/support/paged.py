@@ -34,9 +34,10 @@ class Cache:
 
     def context(self, slot: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a slot's first ``length`` positions."""
+        offsets: list[int] = self.table[slot, : -(-length // BLOCK)].tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         keys, values = reference.gather_blocks(
             self.region,
-            self.table[slot, : -(-length // BLOCK)].tolist(),
+            offsets,
             layer=LAYER,
             kv_heads=self.kv_heads,
             block_tokens=BLOCK,

@@ -12,8 +12,13 @@ pytest.importorskip("triton")
 import torch
 from headrace_engine.executor.cuda_sharing import LEAST_GROUP, Sharing, common_beginnings
 from headrace_engine.state.batch import BatchData
+from torch import Tensor
 
 pytestmark = pytest.mark.torch
+
+
+def values(tensor: Tensor) -> list[int]:
+    return tensor.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def test_a_group_shares_what_all_of_it_has_in_full() -> None:
@@ -77,10 +82,10 @@ def test_rows_that_mostly_share_run_together_until_their_own_part_is_long() -> N
     first = batch(20, 100, 5, starts=True)
     looked.applied(first)
     assert looked.worth(first, 24)
-    assert looked.rows(24).shared.tolist() == [80] * 20 + [0] * 4
+    assert values(looked.rows(24).shared) == [80] * 20 + [0] * 4
     members = looked.rows(24).members
-    assert members[0].tolist() == list(range(16))
-    assert members[1].tolist() == [16, 17, 18, 19] + [-1] * 12
+    assert values(members[0]) == list(range(16))
+    assert values(members[1]) == [16, 17, 18, 19] + [-1] * 12
     assert (members[2:] == -1).all()
     assert looked.worth(batch(20, 101, 5, starts=False), 24)
     assert not looked.worth(batch(20, 80 + 1024, 5, starts=False), 24)

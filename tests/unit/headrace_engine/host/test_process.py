@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 from headrace_engine.errors import EngineDraining, EngineFailed
+from headrace_engine.host import process
 from headrace_engine.host.process import ProcessHost
 from headrace_engine.settings import EngineSettings
+from headrace_engine.state.inbound import Cancel
+from headrace_engine.state.packed import Kind, pack
+from headrace_kit.process import FAILED
 from support.faulty_engine import COMMAND, POISON
 from support.hosts import LIMIT_S, hosted
 
@@ -33,7 +37,7 @@ async def test_a_process_that_dies_at_work_is_an_end_with_its_exit_code() -> Non
 
         assert isinstance(failure, EngineFailed)
         assert "exit code 70" in str(failure)
-        assert engine.told == []
+        assert (engine.tokens(1), engine.ends(1)) == ([], [])  # that it began may be told by then
         with pytest.raises(EngineDraining):
             engine.push(2, [5], 1)
         engine.cancel(1)  # nobody hears it, and nobody minds
@@ -48,6 +52,23 @@ async def test_a_process_that_is_killed_is_an_end_that_names_the_signal() -> Non
         failure = await asyncio.wait_for(run, LIMIT_S)
 
         assert "SIGKILL" in str(failure)
+
+
+async def test_a_process_that_meets_what_it_cannot_understand_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It could be told nothing any more, its parent's end among the rest."""
+
+    def not_for_an_engine(cancel: Cancel) -> bytes:
+        return pack(Kind.LOADING)
+
+    monkeypatch.setattr(process, "pack_cancel", not_for_an_engine)
+    async with hosted("process", SETTINGS) as engine, asyncio.TaskGroup() as group:
+        run = group.create_task(engine.host.run(engine.hear))
+        engine.cancel(1)
+        failure = await asyncio.wait_for(run, LIMIT_S)
+
+        assert f"exit code {FAILED}" in str(failure)
 
 
 async def test_signals_that_a_terminal_sends_to_both_do_not_end_it() -> None:

@@ -127,6 +127,15 @@ class _EngineMain:
 
     def _listen(self, messages: Iterator[Message]) -> None:
         """Body of the door's thread: does what io says, until io is gone, and the process with it."""
+        try:
+            self._hear(messages)
+        except Exception as error:  # the thread's top frame: nobody could tell this engine anything
+            log.error("engine.door_failed", reason=str(error), exc_info=error)
+        finally:
+            sys.stderr.flush()
+            os._exit(FAILED)
+
+    def _hear(self, messages: Iterator[Message]) -> None:
         for message in messages:
             door = self._door.get()
             assert door is not None, "nothing is said to an engine that is not loaded"
@@ -136,8 +145,6 @@ class _EngineMain:
             log.error("engine.io_gone")
             door.close()
             time.sleep(_LAST_STEP_S)  # the main thread ends the process before
-        sys.stderr.flush()
-        os._exit(FAILED)
 
 
 def _obey(door: EngineGateway, message: Message) -> None:
