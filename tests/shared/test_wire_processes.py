@@ -264,6 +264,32 @@ async def test_what_was_cancelled_at_an_engine_that_died_ends_without_a_successo
     assert (successor.record.id, successor.attempt, successor.crashes) == ("waits", 2, 1)
 
 
+async def test_stop_string_that_ended_the_only_choice_ends_a_request_whose_engine_died(
+    wires: Wires,
+) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    await gateway.beat_gateway(GATEWAY, ttl_ms=LEASE_MS)
+    await gateway.submit(record("one"), max_queued=9)
+    await gateway.submit(record("two", n=2, slot=3), max_queued=9)
+    await claim(engine, lease_ms=SHORT_MS)
+    for name in ("one", "two"):
+        await gateway.cancel(MODEL, name, mark(FinishReason.STOP, choice=0))
+    await wires.pass_ms(2 * SHORT_MS)
+
+    await gateway.reap(MODEL)
+
+    # The other choice of the second is not done.
+    assert await ends(gateway, "one", "two") == {"one": FinishReason.STOP, "two": None}
+    (terminal,) = await gateway.read_out(GATEWAY, FIRST_FRAME, block_ms=1000)
+    assert isinstance(terminal.item, Frame)
+    assert [each.reason for each in terminal.item.finishes] == [FinishReason.STOP]
+    [successor] = (await claim(engine, "e-2")).values()
+    assert (successor.record.id, list(successor.cancels)) == (
+        "two",
+        [mark(FinishReason.STOP, choice=0)],
+    )
+
+
 async def test_one_gateway_sweeps_until_it_is_silent(wires: Wires) -> None:
     gateway = await wires.gateway()
     assert await gateway.take_sweep("gw-1", ttl_ms=SHORT_MS)

@@ -177,8 +177,15 @@ class ModelWork:
         ]
 
     def marked(self) -> dict[str, CancelMark]:
-        """Requests that were cancelled whole at an engine, and lost it."""
-        marks = {work.record.id: work.marks.get(None) for work in self._mine() if not work.owner}
+        """Requests that were cancelled whole at an engine, and lost it. Of one choice, the choice's
+        mark is the request's.
+        """
+        marks = {
+            work.record.id: work.marks.get(None)
+            or (work.marks.get(0) if work.record.n == 1 else None)
+            for work in self._mine()
+            if not work.owner
+        }
         return {request: mark for request, mark in marks.items() if mark is not None}
 
     def stranded(self, gone: Callable[[str], bool]) -> list[str]:

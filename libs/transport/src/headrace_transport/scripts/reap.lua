@@ -56,6 +56,11 @@ local marked = {}
 for _, waiting in ipairs({K.orphans, K.suspects}) do
   for _, id in ipairs(redis.call('ZRANGE', waiting, 0, most - 1)) do
     local mark = redis.call('HGET', K.cancels, id)
+    if not mark then
+      -- of one choice, the choice's mark is the request's
+      local st = read(id, 'n')
+      if st and tonumber(st.n) == 1 then mark = redis.call('HGET', K.cancels, id .. '/0') end
+    end
     if mark then
       marked[#marked + 1] = id
       marked[#marked + 1] = mark
