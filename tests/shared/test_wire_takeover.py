@@ -257,6 +257,20 @@ async def test_attached_gateway_gets_the_rest_and_successors_look_at_both(wires:
     assert fences == [Fence(version=1, id="r1", slot=40, n=1, attempt=2)]
 
 
+async def test_one_that_looks_after_a_request_takes_it_from_nobody(wires: Wires) -> None:
+    gateway, engine, _ = await begun(wires)
+    assert await gateway.attach("r1", GATEWAY, 7, 1, keeping=True) is not None  # still its own
+    await gateway.attach("r1", "gw-2", 40, 1)
+
+    assert await gateway.attach("r1", GATEWAY, 7, 1, keeping=True) is None
+
+    state = await gateway.request_state("r1")
+    assert state is not None
+    assert state.gateway == "gw-2"
+    told = [item for _, item in await engine.read_control("e-1", "0-0", block_ms=1000)]
+    assert [item.attach.gateway for item in told if item is not None] == [GATEWAY, "gw-2"]
+
+
 async def test_what_is_queued_moves_to_the_gateway_that_attaches(wires: Wires) -> None:
     gateway, engine = await wires.gateway(), await wires.engine()
     await gateway.submit(record("r1"), max_queued=9)

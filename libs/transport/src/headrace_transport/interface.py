@@ -258,9 +258,12 @@ class GatewayWire(Protocol):
         """
         ...
 
-    async def attach(self, request: str, gateway: str, slot: int, first: int) -> Lease | None:
+    async def attach(
+        self, request: str, gateway: str, slot: int, first: int, *, keeping: bool = False
+    ) -> Lease | None:
         """Sends the rest of a request to another gateway. None: nobody runs it. If it is queued,
-        whoever claims it sends its rows there.
+        whoever claims it sends its rows there. ``keeping``: only while no other gateway has it, so
+        that one that looks after a request takes it from nobody who has taken it up meanwhile.
         """
         ...
 

@@ -269,12 +269,16 @@ class MemoryGatewayWire(_MemoryWire):
         await self._broker.enter()
         return self._broker.cancel(model, check_name("a request id", request), mark)
 
-    async def attach(self, request: str, gateway: str, slot: int, first: int) -> Lease | None:
+    async def attach(
+        self, request: str, gateway: str, slot: int, first: int, *, keeping: bool = False
+    ) -> Lease | None:
         """See ``GatewayWire.attach``."""
         check_process("a gateway", gateway)
         await self._broker.enter()
         work = self._broker.requests.get(check_name("a request id", request))
         if work is None or work.status == "finished":
+            return None
+        if keeping and work.gateway not in ("", gateway):
             return None
         if (work.gateway, work.slot) != (gateway, slot):
             work.past.append((work.gateway, work.slot))
@@ -465,6 +469,8 @@ class MemoryGatewayWire(_MemoryWire):
         """See ``GatewayWire.put_api_key``."""
         await self._broker.enter()
         check_name("a tenant", key.tenant)
+        for model in key.models:
+            check_model(model)
         self._broker.keys[check_name("a key id", key.public_id)] = key
 
     async def revoke_api_key(self, public_id: str, *, at_ms: int) -> bool:

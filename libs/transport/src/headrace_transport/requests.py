@@ -80,7 +80,9 @@ class Requests(Part):
             case answer:
                 raise CommandFailed(f"submit answered {answer!r}")
 
-    async def attach(self, request: str, gateway: str, slot: int, first: int) -> Lease | None:
+    async def attach(
+        self, request: str, gateway: str, slot: int, first: int, *, keeping: bool = False
+    ) -> Lease | None:
         """See ``GatewayWire.attach``."""
         check_process("a gateway", gateway)
         state = await self.request_state(request)
@@ -100,6 +102,7 @@ class Requests(Part):
                     slot,
                     control.SerializeToString(),
                     self._server.options.sign_of_life_ms,
+                    int(keeping),
                 ],
             )
         )

@@ -219,6 +219,44 @@ async def closed(gateway: Gateway) -> bool:
     return gateway.value("headrace_gateway_requests_open") == 0
 
 
+class SlowAttach(MemoryGatewayWire):
+    """Its attaches reach the server late, when somebody else may have taken the request up."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.on_its_way = asyncio.Event()
+        self.through = asyncio.Event()
+
+    async def attach(
+        self, request: str, gateway: str, slot: int, first: int, *, keeping: bool = False
+    ) -> Lease | None:
+        self.on_its_way.set()
+        await self.through.wait()
+        return await super().attach(request, gateway, slot, first, keeping=keeping)
+
+
+async def test_a_gateway_that_looks_after_a_stream_does_not_take_it_back() -> None:
+    stack = Stack()
+    slow = SlowAttach(stack.broker)
+    first = Gateway(slow, resume_grace_s=30)
+    second = Gateway(MemoryGatewayWire(stack.broker), name="gateway-b")
+    async with first.running() as service, second.running() as other:
+        await stack.engine.appear()
+        running = await service.start(call("x"))
+        [claimed] = await stack.engine.claim()
+        await stack.engine.say(claimed, "ab")
+        assert texts(await read(running, until=1)) == {0: "ab"}
+        await running.aclose()
+        await asyncio.wait_for(slow.on_its_way.wait(), 20)
+        resumed = await other.resume(running.id, "2", call("x").caller)
+        await stack.engine.obey_attach(claimed)
+        slow.through.set()
+        await eventually(lambda: closed(first))  # it has seen whose the stream is now
+        await stack.engine.say(claimed, "cd", finish=FinishReason.LENGTH)
+        assert texts(await read(resumed)) == {0: "cd"}
+        await resumed.aclose()
+
+
 class StaleState(MemoryGatewayWire):
     """While an attach is on its way, whoever asks for a state gets what it was before."""
 
@@ -235,13 +273,15 @@ class StaleState(MemoryGatewayWire):
             await self._attached.wait()
         return state
 
-    async def attach(self, request: str, gateway: str, slot: int, first: int) -> Lease | None:
+    async def attach(
+        self, request: str, gateway: str, slot: int, first: int, *, keeping: bool = False
+    ) -> Lease | None:
         self._attaching = True
         with suppress(TimeoutError):
             async with asyncio.timeout(0.5):  # the gateway looks after sessions more often
                 await self._asked.wait()
         self._attaching = False
-        lease = await super().attach(request, gateway, slot, first)
+        lease = await super().attach(request, gateway, slot, first, keeping=keeping)
         asyncio.get_running_loop().call_later(0.05, self._attached.set)
         return lease
 

@@ -423,10 +423,12 @@ class LateAttach(MemoryGatewayWire):
         self.on_its_way = asyncio.Event()
         self.through = asyncio.Event()
 
-    async def attach(self, request: str, gateway: str, slot: int, first: int) -> Lease | None:
+    async def attach(
+        self, request: str, gateway: str, slot: int, first: int, *, keeping: bool = False
+    ) -> Lease | None:
         self.on_its_way.set()
         await self.through.wait()
-        return await super().attach(request, gateway, slot, first)
+        return await super().attach(request, gateway, slot, first, keeping=keeping)
 
 
 async def test_a_stream_is_handed_over_only_when_nothing_can_take_it_back() -> None:

@@ -4,12 +4,14 @@
 --
 -- prelude common
 -- A  1 id  2 gateway  3 slot  4 control (Attach)  5 ms that this is the gateway's sign of life
+--    6 '1': only while no other gateway has it
 -- Returns {owner, attempt, expires ms} or nil when nobody runs it
 local id, gateway, slot = A[1], A[2], A[3]
 local st = read(id, 'gateway', 'slot', 'past')
 if not st or st.status == 'finished' then return nil end
 local lease = lease_of(id)
 if st.status == 'running' and not lease then return nil end
+if A[6] == '1' and st.gateway ~= '' and st.gateway ~= gateway then return nil end
 if st.gateway ~= gateway or st.slot ~= slot then
   -- A successor also looks there for frames that the log does not hold yet.
   redis.call('HSET', state_key(id), 'gateway', gateway, 'slot', slot,

@@ -196,7 +196,11 @@ class Recovery:
             self._end_as(session, state)
             return
         lease = await self._wire.attach(
-            session.id, self._gateway, session.record.slot, session.first_missing
+            session.id,
+            self._gateway,
+            session.record.slot,
+            session.first_missing,
+            keeping=not session.attach_wanted,
         )
         if session.ended:
             return
