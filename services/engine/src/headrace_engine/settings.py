@@ -101,9 +101,9 @@ class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
     """The key of `redis_cert_file`."""
     lease_ms: int = setting(10_000, ge=200, le=600_000, unit="ms")
     """How long a request stays ours without renewal. Renewed at a third of it."""
-    resume_grace_s: float = setting(0.0, ge=0, le=86_400, unit="s")
-    """How long requests outlive their gateway's lease, so that another gateway can resume them.
-    The same for every engine."""
+    resume_grace_s: float = setting(0.0, ge=0, le=3600, unit="s")
+    """How long requests outlive their gateway's lease, so that another gateway can resume them. Of
+    engines and gateways the least counts, so it is the same for all."""
     stall_s: float = setting(60.0, gt=0, le=3600, unit="s")
     """Longest that one pass may take. Beyond it the engine counts as stuck: it renews no lease and
     is not live."""

@@ -80,7 +80,8 @@ class GatewaySettings(Settings, env_prefix="HEADRACE_GATEWAY_"):
     # delivery
     resume_grace_s: float = setting(0.0, ge=0, le=3600, unit="seconds")
     """How long a request goes on without a reader, so that the client can resume it; 0: a client
-    that leaves cancels it at once."""
+    that leaves cancels it at once. It also outlives its gateway's lease by this; there, of engines
+    and gateways the least counts, so it is the same for all."""
     silence_check_s: float = setting(5.0, gt=0.05, le=600, unit="seconds")
     """Silence of a request after which the gateway asks the server what became of it."""
     lost_engine_s: float = setting(60.0, gt=0.1, le=3600, unit="seconds")
