@@ -3,7 +3,8 @@
 usage: package.py [--out dist] [IMAGE ...]
 
 IMAGE is one of ``images.txt``; without any, all of them. The container engine that `docker` reaches
-must have them (`docker compose build`, `docker pull`), and `helm` must be on PATH. Writes
+must have them (`docker compose build`, `docker pull`), and `helm` must be on PATH. What an earlier
+run wrote into the folder is replaced; a folder that holds anything else is refused. Writes
 
     headrace-<version>.tgz   the chart
     images/*.tar             an image each: an OCI layout, which `docker load` takes too
@@ -39,6 +40,8 @@ from chartgen.images import chart_images, images
 ROOT: Final = Path(__file__).resolve().parent.parent
 CHART: Final = ROOT / "charts/headrace"
 LIST: Final = ROOT / "images.txt"
+PROGRAMS: Final = ("docker", "helm")
+SUMS: Final = "SHA256SUMS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +67,24 @@ def main() -> int:
     if unknown := [name for name in wanted if name not in listed]:
         print(f"not in images.txt: {', '.join(unknown)}")
         return 1
+    if absent := [program for program in PROGRAMS if shutil.which(program) is None]:
+        print(f"not on PATH: {', '.join(absent)}")
+        return 1
+    if not is_ours(out):
+        print(f"{out} is no package of an earlier run, and not empty: name another folder")
+        return 1
     if missing := [name for name in wanted if not is_here(name)]:
         print(
             f"the container engine has no {', '.join(missing)}: build or pull it, or name the rest"
         )
         return 1
-    for name in ("images", "images.txt", "digests-values.yaml", "SHA256SUMS"):
+    out.mkdir(parents=True, exist_ok=True)
+    # Empty until all is there: no check of a broken run passes, and the next run knows the folder.
+    (out / SUMS).write_text("")
+    for name in ("images", "images.txt", "digests-values.yaml"):
         path = out / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    (out / "images").mkdir(parents=True)
+    (out / "images").mkdir()
     run("helm", "package", str(CHART), "--destination", str(out))
     archives = [save(name, out / "images") for name in wanted]
     (out / "images.txt").write_text(image_list(archives, out))
@@ -80,9 +92,16 @@ def main() -> int:
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
     chart = out / f"headrace-{version}.tgz"
     made = [chart, out / "images.txt", out / "digests-values.yaml", *(a.path for a in archives)]
-    (out / "SHA256SUMS").write_text(sums(made, out))
+    (out / SUMS).write_text(sums(made, out))
     print((out / "images.txt").read_text(), end="")
     return 0
+
+
+def is_ours(out: Path) -> bool:
+    """Whether what is in a folder may be replaced: there is nothing, or an earlier run's package."""
+    if not out.exists():
+        return True
+    return out.is_dir() and ((out / SUMS).is_file() or not any(out.iterdir()))
 
 
 def is_here(image: str) -> bool:

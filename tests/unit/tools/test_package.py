@@ -79,3 +79,58 @@ def test_sums_are_what_sha256sum_checks(tmp_path: Path) -> None:
 def test_program_that_is_missing_is_named() -> None:
     with pytest.raises(SystemExit, match="no headrace-nothing on PATH"):
         package.run("headrace-nothing")
+
+
+def programs(folder: Path, *names: str) -> str:
+    """A search path with programs that do nothing."""
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text("#!/bin/sh\n")
+        (folder / name).chmod(0o755)
+    return str(folder)
+
+
+def pack(monkeypatch: pytest.MonkeyPatch, out: Path, *names: str) -> int:
+    """What the tool returns where only those programs are on the path."""
+    monkeypatch.setenv("PATH", programs(out.with_name("bin"), *names))
+    monkeypatch.setattr("sys.argv", ["package.py", "--out", str(out)])
+    return package.main()
+
+
+def test_folder_that_holds_anything_else_is_refused_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "repository"
+    (out / "images").mkdir(parents=True)
+    (out / "images/a.png").write_bytes(b"a")
+    (out / "images.txt").write_text("a:1\n")
+    assert pack(monkeypatch, out, "docker", "helm") == 1
+    assert "name another folder" in capsys.readouterr().out
+    assert (out / "images.txt").read_text() == "a:1\n"
+    assert (out / "images/a.png").read_bytes() == b"a"
+    assert not package.is_ours(out / "images.txt")
+
+
+def test_folder_that_is_absent_or_empty_or_an_earlier_package_is_taken(tmp_path: Path) -> None:
+    assert package.is_ours(tmp_path / "absent")
+    assert package.is_ours(tmp_path)
+    for name in ("images.txt", "SHA256SUMS"):
+        (tmp_path / name).write_text("")
+    assert package.is_ours(tmp_path)
+
+
+@pytest.mark.parametrize("there", ["docker", "helm"])
+def test_programs_are_looked_for_before_an_earlier_package_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: str
+) -> None:
+    out = tmp_path / "dist"
+    out.mkdir()
+    for name in ("images.txt", "SHA256SUMS"):
+        (out / name).write_text("old")
+    assert pack(monkeypatch, out, there) == 1
+    [missing] = {"docker", "helm"} - {there}
+    assert capsys.readouterr().out == f"not on PATH: {missing}\n"
+    assert {path.name: path.read_text() for path in out.iterdir()} == {
+        "images.txt": "old",
+        "SHA256SUMS": "old",
+    }
