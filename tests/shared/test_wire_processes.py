@@ -120,6 +120,14 @@ async def test_api_key_is_kept_as_it_was_put(wires: Wires) -> None:
     assert await gateway.api_key("hrk_0") == replace(limited, expires_ms=None)
 
 
+@pytest.mark.parametrize("model", ["", " ", "two words", "\u00e9"])
+async def test_a_key_for_a_model_that_cannot_be_is_not_put(wires: Wires, model: str) -> None:
+    gateway = await wires.gateway()
+    with pytest.raises(RecordRejected, match="model"):
+        await gateway.put_api_key(replace(KEY, models=frozenset({MODEL, model})))
+    assert await gateway.api_keys() == []
+
+
 async def test_revoked_key_says_since_when(wires: Wires) -> None:
     gateway = await wires.gateway()
     await gateway.put_api_key(KEY)

@@ -31,6 +31,13 @@ def test_entries_are_id_and_fields() -> None:
     assert as_entries(reply) == [("1-0", {"a": b"\xff", "b": b""}), ("1-1", {})]
 
 
+def test_what_is_no_number_and_no_text_is_a_failure() -> None:
+    with pytest.raises(CommandFailed):
+        as_int(b"many")
+    with pytest.raises(CommandFailed):
+        as_text(b"\xff")
+
+
 def test_other_shapes_are_a_failure_not_a_guess() -> None:
     for call in (as_int, as_bytes, as_text):
         with pytest.raises(CommandFailed):

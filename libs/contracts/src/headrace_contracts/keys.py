@@ -174,7 +174,7 @@ def api_key(public_id: str) -> str:
 
 def idempotency(tenant: str, key_id: str, digest: str) -> str:
     """String, TTL: request id and body's hash of the call that an API key made under an
-    Idempotency-Key, by the hash of that."""
+    Idempotency-Key, and `kept` once it is queued, by the hash of that."""
     return f"hr:{{{tenant}}}:idem:{key_id}:{digest}"
 
 

@@ -8,9 +8,9 @@ from typing import Final
 from headrace_contracts import keys
 
 from headrace_transport.interface import ApiKey
-from headrace_transport.names import check_name
+from headrace_transport.names import check_model, check_name
 from headrace_transport.part import Part
-from headrace_transport.replies import Argument, as_fields, as_int, as_list, as_text
+from headrace_transport.replies import Argument, as_fields, as_int, as_list, as_text, readable
 
 _MOST: Final = 100_000
 """Ids of deleted keys that are remembered."""
@@ -36,6 +36,8 @@ class ApiKeys(Part):
         """Stores a key, or replaces it."""
         check_name("a key id", key.public_id)
         check_name("a tenant", key.tenant)
+        for model in key.models:
+            check_model(model)
         fields: list[Argument] = ["digest", key.digest, "name", key.name, "tenant", key.tenant]
         fields += ["scopes", " ".join(sorted(key.scopes)), "models", " ".join(sorted(key.models))]
         fields += ["created_ms", key.created_ms, "band", key.band]
@@ -83,18 +85,19 @@ def _key_of(public_id: str, fields: dict[str, bytes]) -> ApiKey:
     def number(name: str) -> int | None:
         return int(fields[name]) if name in fields else None
 
-    return ApiKey(
-        public_id=public_id,
-        digest=fields["digest"],
-        name=fields["name"].decode(),
-        tenant=fields["tenant"].decode(),
-        scopes=frozenset(fields["scopes"].decode().split()),
-        models=frozenset(fields["models"].decode().split()),
-        created_ms=int(fields["created_ms"]),
-        expires_ms=number("expires_ms"),
-        revoked_ms=number("revoked_ms"),
-        band=int(fields["band"]),
-        max_concurrency=number("max_concurrency"),
-        requests_per_minute=number("requests_per_minute"),
-        tokens_per_minute=number("tokens_per_minute"),
-    )
+    with readable(f"the API key {public_id}"):
+        return ApiKey(
+            public_id=public_id,
+            digest=fields["digest"],
+            name=fields["name"].decode(),
+            tenant=fields["tenant"].decode(),
+            scopes=frozenset(fields["scopes"].decode().split()),
+            models=frozenset(fields["models"].decode().split()),
+            created_ms=int(fields["created_ms"]),
+            expires_ms=number("expires_ms"),
+            revoked_ms=number("revoked_ms"),
+            band=int(fields["band"]),
+            max_concurrency=number("max_concurrency"),
+            requests_per_minute=number("requests_per_minute"),
+            tokens_per_minute=number("tokens_per_minute"),
+        )

@@ -1,8 +1,8 @@
-"""Model cards and the files they name."""
+"""Model cards and the files they name. A file stays while a card names it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from hashlib import sha256
 
 from headrace_contracts import keys
@@ -10,7 +10,7 @@ from headrace_contracts.pb.queue_pb2 import ModelCard
 
 from headrace_transport.names import check_model
 from headrace_transport.part import Part
-from headrace_transport.replies import Argument, as_bytes, as_list, as_text
+from headrace_transport.replies import Argument, as_bytes, as_int, as_list, as_text, readable
 
 
 class CardReads(Part):
@@ -36,17 +36,14 @@ class CardReads(Part):
         return as_bytes(reply) if reply is not None else None
 
     async def keep_blobs(self, model: str) -> None:
-        """Gives the files that the model's card names their whole lifetime again."""
+        """Files that the model's card names end no more, whatever made them end."""
         card = await self.card(model)
         if card is not None and card.files:
-            ttl_ms = self._server.options.blob_ttl_ms
-            digests = [reference.removeprefix("sha256:") for reference in card.files.values()]
-            await self._server.pipeline(
-                [("PEXPIRE", keys.blob(digest), ttl_ms) for digest in digests]
-            )
+            await self._server.pipeline(_stay(digests_of(card)))
 
     def _card_of(self, data: bytes) -> ModelCard | None:
-        card = ModelCard.FromString(data)
+        with readable("a model's card"):
+            card = ModelCard.FromString(data)
         return card if self.foreign.is_ours("card", card.version) else None
 
 
@@ -54,14 +51,27 @@ class CardWrites(CardReads):
     """Cards as the engine writes them."""
 
     async def put_card(self, card: ModelCard) -> None:
-        """Stores a card; it stays when the engine goes."""
+        """See ``EngineWire.put_card``. Of two engines at once, one may let a file end that the other
+        names: sweeps make it stay again.
+        """
         name = check_model(card.model)
+        before = await self.card(name)
         await self._server.pipeline(
             [
                 ("SET", keys.card(name), card.SerializeToString()),
                 ("ZADD", keys.MODELS, "+inf", name),
+                *_stay(digests_of(card)),
             ]
         )
+        if before is not None and digests_of(before) - digests_of(card):
+            named = {digest for each in await self.cards() for digest in digests_of(each)}
+            ttl_ms = self._server.options.blob_ttl_ms
+            await self._server.pipeline(
+                [
+                    ("PEXPIRE", keys.blob(digest), ttl_ms)
+                    for digest in sorted(digests_of(before) - named)
+                ]
+            )
 
     async def put_weights(self, model: str, weights: Mapping[str, float]) -> None:
         """See ``EngineWire.put_weights``. A server that stops in between has none: all are alike."""
@@ -75,10 +85,23 @@ class CardWrites(CardReads):
     async def put_blob(self, data: bytes) -> str:
         """See ``EngineWire.put_blob``. A file that is there already is not sent again."""
         digest = sha256(data).hexdigest()
-        ttl_ms = self._server.options.blob_ttl_ms
-        if not await self._server.command("PEXPIRE", keys.blob(digest), ttl_ms):
-            await self._server.command("SET", keys.blob(digest), data, "PX", ttl_ms)
+        name, ttl_ms = keys.blob(digest), self._server.options.blob_ttl_ms
+        # XX: what a card names has no end, and gets none.
+        _, there = await self._server.pipeline(
+            [("PEXPIRE", name, ttl_ms, "XX"), ("EXISTS", name)],
+        )
+        if not as_int(there):
+            await self._server.command("SET", name, data, "PX", ttl_ms)
         return digest
+
+
+def digests_of(card: ModelCard) -> set[str]:
+    """SHA-256 in hex of each file that a card names."""
+    return {reference.removeprefix("sha256:") for reference in card.files.values()}
+
+
+def _stay(digests: Set[str]) -> list[tuple[Argument, ...]]:
+    return [("PERSIST", keys.blob(digest)) for digest in sorted(digests)]
 
 
 _ALL = ("ZRANGE", keys.MODELS, 0, -1)

@@ -16,7 +16,7 @@ from headrace_transport.cards import CardReads
 from headrace_transport.errors import CommandFailed
 from headrace_transport.interface import EngineInfo, Wait
 from headrace_transport.names import check_model, check_process, name_of
-from headrace_transport.replies import as_bytes, as_fields, as_int, as_list, as_text
+from headrace_transport.replies import as_bytes, as_fields, as_int, as_list, as_text, readable
 
 _WAITS = 256
 """Requests of which an engine tells why they wait."""
@@ -156,19 +156,20 @@ class EngineLeases(Reaper):
 
 
 def _info(process: str, fields: dict[str, bytes]) -> EngineInfo:
-    state = fields["state"].decode()
-    if state not in ("loading", "ready", "draining"):
-        raise CommandFailed(f"an engine's state is {state!r}")
-    return EngineInfo(
-        process=process,
-        model=fields["model"].decode(),
-        state=state,
-        running=int(fields["running"]),
-        waiting=int(fields["waiting"]),
-        free_blocks=int(fields["free_blocks"]),
-        total_blocks=int(fields["total_blocks"]),
-        waits=waits_of(fields.get("waits", b"")),
-    )
+    with readable(f"the engine {process}"):
+        state = fields["state"].decode()
+        if state not in ("loading", "ready", "draining"):
+            raise CommandFailed(f"an engine's state is {state!r}")
+        return EngineInfo(
+            process=process,
+            model=fields["model"].decode(),
+            state=state,
+            running=int(fields["running"]),
+            waiting=int(fields["waiting"]),
+            free_blocks=int(fields["free_blocks"]),
+            total_blocks=int(fields["total_blocks"]),
+            waits=waits_of(fields.get("waits", b"")),
+        )
 
 
 def waits_of(text: bytes) -> dict[str, Wait]:

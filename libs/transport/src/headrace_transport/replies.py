@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TypeAlias
+
+from google.protobuf.message import DecodeError
 
 from headrace_transport.errors import CommandFailed
 
@@ -10,12 +14,22 @@ Reply: TypeAlias = "bytes | int | float | list[Reply] | None"
 Argument: TypeAlias = bytes | str | int | float
 
 
+@contextmanager
+def readable(what: str) -> Generator[None]:
+    """Around the reading of a record: ``CommandFailed`` for one that lacks a field or damages one."""
+    try:
+        yield
+    except (KeyError, ValueError, DecodeError) as error:
+        raise CommandFailed(f"{what} cannot be read: {error!r}") from error
+
+
 def as_int(reply: Reply) -> int:
     """An integer, or a string of one."""
     if isinstance(reply, int):
         return reply
     if isinstance(reply, bytes):
-        return int(float(reply))
+        with readable("an integer"):
+            return int(float(reply))
     raise CommandFailed(f"expected an integer, got {type(reply).__name__}")
 
 
@@ -28,7 +42,10 @@ def as_bytes(reply: Reply) -> bytes:
 
 def as_text(reply: Reply) -> str:
     """A string of text."""
-    return as_bytes(reply).decode()
+    try:
+        return as_bytes(reply).decode()
+    except UnicodeDecodeError as error:
+        raise CommandFailed(f"expected text: {error}") from error
 
 
 def as_list(reply: Reply) -> list[Reply]:

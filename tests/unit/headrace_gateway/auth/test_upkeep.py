@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from headrace_gateway.auth import upkeep as module
 from headrace_gateway.auth.keys import KeyStore
 from headrace_gateway.auth.upkeep import KeyUpkeep
+from headrace_transport.errors import CommandFailed
+from headrace_transport.interface import ApiKey
 from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
 from support.clock import FakeClock
 
@@ -23,3 +30,24 @@ async def test_a_first_key_comes_back_after_the_server_lost_it_but_not_after_its
     await upkeep.look()  # deletes it
     await upkeep.look()
     assert await keys.list() == []
+
+
+async def test_a_key_that_cannot_be_read_does_not_end_the_upkeep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "EVERY_S", 0.0)
+    readings = asyncio.Semaphore(0)
+
+    class Damaged(MemoryGatewayWire):
+        async def api_keys(self) -> Sequence[ApiKey]:
+            readings.release()
+            raise CommandFailed("the API key hrk_1 cannot be read")
+
+    clock = FakeClock()
+    keys = KeyStore(Damaged(MemoryBroker(clock=clock)), b"0123456789abcdef", clock)
+    running = asyncio.create_task(KeyUpkeep(keys, clock, initial=None).run())
+    async with asyncio.timeout(20):
+        for _ in range(3):
+            await readings.acquire()
+    assert not running.done()
+    running.cancel()

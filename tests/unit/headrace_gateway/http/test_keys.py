@@ -53,6 +53,8 @@ async def test_a_key_is_made_opens_is_listed_without_its_secret_and_revoked(
         ({"name": "a", "band": 9}, None),
         ({"name": "a", "tenant": "a b"}, None),
         ({"name": "a", "scopes": ["root"]}, None),
+        ({"name": "a", "models": [""]}, None),
+        ({"name": "a", "models": ["m", "two words"]}, None),
     ],
 )
 async def test_a_key_that_makes_no_sense_is_refused(

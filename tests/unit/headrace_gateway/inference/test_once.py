@@ -14,12 +14,12 @@ from headrace_transport.memory import MemoryGatewayWire
 from support.clock import FakeClock
 from support.wire import Stack, call, eventually, read, texts
 
-LENGTH = FinishReason.LENGTH
+STOP, LENGTH, ERROR = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR
 
 
-def again(name: str, *, body: bytes = b"body", key: str = "order-1") -> Call:
+def again(name: str, *prompts: str, body: bytes = b"body", key: str = "order-1") -> Call:
     """A call with a key; ids differ, as those of two HTTP requests do."""
-    return replace(call("x"), request_id=name, once=once_key(key, body))
+    return replace(call(*(prompts or ("x",))), request_id=name, once=once_key(key, body))
 
 
 async def test_a_repeated_call_reads_the_first_ones_answer_here_and_elsewhere() -> None:
@@ -76,6 +76,52 @@ async def test_a_call_outlives_its_client_for_a_repetition() -> None:
         await left.aclose()
         clock.advance(GRACE_S + 1)
         assert (await stack.engine.await_mark(claimed)).reason == FinishReason.CANCELLED
+
+
+async def test_a_call_that_is_repeated_elsewhere_outlives_that_client_too() -> None:
+    clock = FakeClock()
+    stack = Stack(clock)
+    here, there = stack.gateway(), stack.gateway("gateway-b")
+    async with here.running() as service, there.running() as other:
+        await stack.engine.appear()
+        first = await service.start(again("cmpl-1"))
+        [claimed] = await stack.engine.claim()
+        await (await other.start(again("cmpl-2"))).aclose()
+        assert there.value("headrace_gateway_cancels_total", cause="disconnect") == 0
+        running = await other.start(again("cmpl-3"))
+        await stack.engine.obey_attach(claimed)
+        await stack.engine.say(claimed, "ab", finish=LENGTH)
+        assert texts(await read(running)) == {0: "ab"}
+        for each in (first, running):
+            await each.aclose()
+
+
+@pytest.mark.parametrize(
+    ("ends", "replayed"),
+    [
+        ((STOP, LENGTH), True),
+        ((STOP, ERROR), False),
+        ((ERROR, STOP), False),
+        ((STOP, FinishReason.CANCELLED), False),
+    ],
+)
+async def test_several_prompts_are_replayed_when_each_was_answered(
+    ends: tuple[FinishReason, FinishReason], replayed: bool
+) -> None:
+    stack = Stack()
+    once = Once(MemoryGatewayWire(stack.broker))
+    async with stack.gateway().running() as service:
+        await stack.engine.appear()
+        running = await service.start(again("cmpl-1", "x", "y"))
+        claimed = await stack.engine.claim(2)
+        made = again("cmpl-2", "x", "y")
+        assert made.once is not None
+        by_id = {each.record.id: each for each in claimed}
+        for request, end in zip(("cmpl-1.0", "cmpl-1.1"), ends, strict=True):
+            assert await once.hold(made, made.once) == "cmpl-1"  # it has not ended
+            assert await stack.engine.end(by_id[request], {0: end})
+        assert await once.hold(made, made.once) == ("cmpl-1" if replayed else None)
+        await running.aclose()
 
 
 async def test_what_was_refused_cancelled_or_failed_runs_anew() -> None:
@@ -140,3 +186,13 @@ async def test_an_answer_that_is_no_longer_kept_is_said_to_be_so() -> None:
         await asyncio.sleep(0)
         with pytest.raises(Conflict, match="no longer kept"):
             await service.start(again("cmpl-2"))
+        clock.advance(2 * 3600)
+        with pytest.raises(RequestNotFound):
+            await service.request("cmpl-1", call("x").caller)
+        with pytest.raises(Conflict, match="no longer kept"):
+            await service.start(again("cmpl-3"))
+        clock.advance(24 * 3600)
+        await stack.engine.appear()
+        anew = await service.start(again("cmpl-4"))
+        assert anew.id == "cmpl-4"
+        await anew.aclose()

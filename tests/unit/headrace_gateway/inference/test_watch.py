@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from headrace_contracts.codes import FinishReason
+from headrace_transport.errors import CommandFailed
+from headrace_transport.interface import EngineInfo
 from headrace_transport.memory import MemoryGatewayWire
+from structlog.testing import capture_logs
 from support.wire import MODEL, Gateway, Stack, call, eventually
 from support.wires import record
 
@@ -48,6 +52,36 @@ async def test_the_request_of_a_gateway_that_died_ends_in_a_queue_without_engine
             return state is not None and state.finish is FinishReason.CANCELLED
 
         await eventually(ended)
+
+
+async def test_a_record_that_cannot_be_read_hides_gauges_and_ends_nothing() -> None:
+    damaged, sweeps = asyncio.Event(), asyncio.Semaphore(0)
+
+    class Damaged(MemoryGatewayWire):
+        async def engines(self, model: str) -> Sequence[EngineInfo]:
+            if damaged.is_set():
+                raise CommandFailed("the engine e-1 cannot be read")
+            return await super().engines(model)
+
+        async def reap(self, model: str) -> None:
+            sweeps.release()
+            raise CommandFailed("a model's card cannot be read")
+
+    stack = Stack()
+    gateway = Gateway(Damaged(stack.broker), lease_s=0.3)
+    await stack.engine.appear()
+    with capture_logs() as said:
+        async with gateway.running(), asyncio.timeout(30):
+            await eventually(lambda: shows(gateway, "headrace_gateway_engines_ready", 1))
+            damaged.set()
+            await eventually(lambda: shows(gateway, "headrace_gateway_engines_ready", None))
+            assert await shows(gateway, "headrace_gateway_queue_depth", None)
+            damaged.clear()
+            await eventually(lambda: shows(gateway, "headrace_gateway_engines_ready", 1))
+            for _ in range(3):
+                await sweeps.acquire()
+    events = [each["event"] for each in said if each["log_level"] == "error"]
+    assert sorted(events) == ["gauges.missed", "sweep.missed"]
 
 
 async def shows(gateway: Gateway, name: str, value: float | None) -> bool:

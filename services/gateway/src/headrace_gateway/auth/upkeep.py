@@ -7,9 +7,9 @@ from typing import Final
 
 from headrace_kit.clock import Clock
 from headrace_kit.log import get_logger
-from headrace_transport.errors import TransportUnavailable
 
 from headrace_gateway.auth.keys import KeyStore
+from headrace_gateway.rounds import Rounds
 
 log = get_logger(__name__)
 
@@ -27,18 +27,17 @@ class KeyUpkeep:
         self._clock = clock
         self._initial = initial
         self._forget_at = clock.monotonic()
+        self._rounds = Rounds("keys.upkeep_missed")
 
     async def run(self) -> None:
         """For ever. A server that came back empty has the first key again within ``EVERY_S``."""
         while True:
-            try:
+            with self._rounds.guarded():
                 await self.look()
-            except TransportUnavailable:
-                log.debug("keys.upkeep_missed")
             await asyncio.sleep(EVERY_S)
 
     async def look(self) -> None:
-        """Once. Raises ``TransportUnavailable``, and ``ValueError`` for a first key that cannot
+        """Once. Raises ``TransportError``, and ``ValueError`` for a first key that cannot
         be one.
         """
         if self._initial is not None and await self._keys.adopt_unless_known(

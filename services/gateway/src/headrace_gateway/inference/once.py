@@ -32,6 +32,9 @@ ADMITTING_MS: Final = 60_000
 GRACE_S: Final = 60.0
 """How long such a call goes on without a reader: whoever repeats it finds it running."""
 PARAM: Final = "Idempotency-Key"
+_KEPT: Final = "kept"
+"""Last word of a value whose call was queued: what is not found of it then is forgotten."""
+_ANSWERED: Final = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Once:
@@ -44,28 +47,28 @@ class Once:
         """Holds the key for a call. None: it is the first. Else the id of the call that it is a
         repetition of; one that failed, or was cancelled, is forgotten, and this one is the first.
 
-        Raises ``Conflict`` for another body, and ``BackendUnavailable`` while the first is being
-        admitted.
+        Raises ``Conflict`` for another body and for a call that is forgotten, and
+        ``BackendUnavailable`` while the first is being admitted.
         """
         value, instead = _value(call, key), ""
         while True:
             held = await self._bind(call, key, value, ADMITTING_MS, instead=instead)
             if held == value:
                 return None
-            request_id, _, body = held.partition(" ")
+            request_id, body, *kept = held.split(" ")
             if body != key.body:
                 raise Conflict("This key was used for a call with another body.", param=PARAM)
             try:
                 found = await lookup.find(self._wire, request_id, call.caller)
-            except RequestNotFound:
+            except RequestNotFound as error:
+                if kept:
+                    raise forgotten() from error
                 raise BackendUnavailable(
-                    "The call of this Idempotency-Key is being admitted, or is forgotten.",
-                    retry_after_s=1,
+                    "The call of this Idempotency-Key is being admitted.", retry_after_s=1
                 ) from None
-            info = lookup.info_of(request_id, found)
-            if info.status != "finished" or info.finish in (
-                FinishReason.STOP,
-                FinishReason.LENGTH,
+            states = [state for _, state in found.states]
+            if any(state.status != "finished" for state in states) or all(
+                state.finish in _ANSWERED for state in states
             ):
                 return request_id
             instead = held
@@ -74,7 +77,7 @@ class Once:
         """The call is queued: the key stands for it from now on. Never raises: the call runs."""
         try:
             value = _value(call, key)
-            await self._bind(call, key, value, KEPT_MS)
+            await self._bind(call, key, f"{value} {_KEPT}", KEPT_MS, instead=value)
         except GatewayError:
             log.warning("once.not_kept", id=call.request_id)
 
@@ -93,6 +96,13 @@ class Once:
             return await self._wire.bind_once(
                 caller.tenant, caller.key_id, key.name, value, ttl_ms=ttl_ms, instead=instead
             )
+
+
+def forgotten() -> Conflict:
+    """What is said of a key whose call's answer is gone."""
+    return Conflict(
+        "The call of this key has ended, and its answer is no longer kept.", param=PARAM
+    )
 
 
 def once_key(key: str, body: bytes) -> OnceKey:

@@ -42,7 +42,7 @@ from headrace_gateway.inference.catalog import Catalog
 from headrace_gateway.inference.inbox import Inbox
 from headrace_gateway.inference.limits import RateLimits
 from headrace_gateway.inference.lookup import Found, RequestInfo
-from headrace_gateway.inference.once import PARAM, Once
+from headrace_gateway.inference.once import GRACE_S, Once, forgotten
 from headrace_gateway.inference.planning import Planner
 from headrace_gateway.inference.readiness import Readiness
 from headrace_gateway.inference.receipt import Receipts
@@ -61,6 +61,7 @@ from headrace_gateway.inference.standing import Listed, Why
 from headrace_gateway.inference.tasks import Tasks
 from headrace_gateway.inference.watch import ModelGauges, Sweeper
 from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.rounds import Rounds
 from headrace_gateway.settings import GatewaySettings
 
 log = get_logger(__name__)
@@ -168,6 +169,8 @@ class InferenceService:
             ),
             changed=self._book.changed,
         )
+        self._warm_rounds = Rounds("catalog.warm_missed")
+        self._trim_rounds = Rounds("inbox.trim_missed")
         self._gauges = ModelGauges(wire, catalog, metrics)
         self._sweeper = Sweeper(wire, catalog, process, lease_s=settings.lease_s)
         metrics.open_requests = lambda: self._book.unsettled
@@ -259,12 +262,11 @@ class InferenceService:
         if first is not None:
             echo = (await self._planner.plan(call, arrived=arrived)).echo if call.echo else ()
             try:
-                return await self._resume(first, (), call.caller, call.span, echo=echo)
+                return await self._resume(
+                    first, (), call.caller, call.span, echo=echo, grace_s=GRACE_S
+                )
             except RequestNotFound as error:
-                raise Conflict(
-                    "The call of this key has ended, and its answer is no longer kept.",
-                    param=PARAM,
-                ) from error
+                raise forgotten() from error
         try:
             running = await self._start(call, arrived)
         except BaseException:
@@ -294,6 +296,7 @@ class InferenceService:
         span: Span,
         *,
         echo: Sequence[str] = (),
+        grace_s: float = 0.0,
     ) -> Running:
         async with self._resuming:
             call = self._book.find(request_id)
@@ -305,6 +308,7 @@ class InferenceService:
                 call = await self._take_up(request_id, caller, span)
             check_cursor(cursor, call)
             call.left_at = None
+            call.grace_s = max(call.grace_s, grace_s)
             return self._reader(call, cursor, echo=echo)
 
     async def cancel(self, request_id: str, caller: Caller) -> bool:
@@ -559,18 +563,14 @@ class InferenceService:
     async def _trims(self) -> None:
         while True:
             await asyncio.sleep(TRIM_EVERY_S)
-            try:
+            with self._trim_rounds.guarded():
                 await self._inbox.trim(age_s=self._settings.trim_age_s)
-            except transport.TransportUnavailable:
-                log.debug("inbox.trim_missed")
 
     async def _warms(self) -> None:
         """Has models ready before they are first asked for."""
         while True:
-            try:
+            with self._warm_rounds.guarded():
                 await self._catalog.warm()
-            except BackendUnavailable:
-                log.debug("catalog.warm_missed")
             await asyncio.sleep(WARM_FIRST_S if self._catalog.empty else WARM_EVERY_S)
 
     async def _info(self, name: str) -> ModelInfo:

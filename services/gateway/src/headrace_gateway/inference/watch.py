@@ -8,15 +8,12 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from headrace_kit.log import get_logger
-from headrace_transport.errors import TransportUnavailable
 from headrace_transport.interface import GatewayWire
 
-from headrace_gateway.errors import BackendUnavailable, transport_errors
+from headrace_gateway.errors import transport_errors
 from headrace_gateway.inference.catalog import Catalog
 from headrace_gateway.metrics import GatewayMetrics
-
-log = get_logger(__name__)
+from headrace_gateway.rounds import Rounds
 
 GAUGES_EVERY_S: Final = 1.0
 
@@ -31,6 +28,7 @@ class ModelGauges:
         self._catalog = catalog
         self._metrics = metrics
         self._shown: set[str] = set()
+        self._rounds = Rounds("gauges.missed")
 
     async def run(self) -> None:
         """For ever."""
@@ -41,7 +39,8 @@ class ModelGauges:
     async def look(self) -> None:
         """Once."""
         there: set[str] = set()
-        try:
+        whole = False
+        with self._rounds.guarded():
             for name in await self._catalog.cards():
                 with transport_errors():
                     depth = await self._wire.queue_depth(name)
@@ -51,7 +50,8 @@ class ModelGauges:
                 self._metrics.engines_ready.labels(name).set(ready)
                 there.add(name)
                 self._shown.add(name)
-        except BackendUnavailable:
+            whole = True
+        if not whole:
             there.clear()
         for name in self._shown - there:
             self._metrics.queue_depth.remove(name)
@@ -71,6 +71,7 @@ class Sweeper:
         self._catalog = catalog
         self._process = process
         self._lease_s = lease_s
+        self._rounds = Rounds("sweep.missed")
 
     async def run(self) -> None:
         """For ever."""
@@ -80,9 +81,7 @@ class Sweeper:
 
     async def sweep(self) -> None:
         """Once, if it is this process's turn."""
-        try:
+        with self._rounds.guarded():
             if await self._wire.take_sweep(self._process, ttl_ms=int(self._lease_s * 1000)):
                 for name in await self._catalog.cards():
                     await self._wire.reap(name)
-        except (TransportUnavailable, BackendUnavailable):
-            log.debug("sweep.missed")
