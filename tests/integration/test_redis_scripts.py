@@ -38,6 +38,8 @@ from support.wires import (
 )
 
 STREAM = keys.queue(MODEL, 1, "acme")
+FOR_EVER = -1
+"""PTTL of what has no end."""
 
 
 class Redis:
@@ -460,18 +462,22 @@ async def test_reap_takes_away_the_first_places_of_what_ended_in_the_queue(
     assert set(await claim(engine)) == {"waits"}
 
 
-async def test_files_of_a_model_end_a_while_after_nobody_looks_after_them(
+async def test_sweep_makes_files_stay_that_a_card_names(
     redis: Redis, gateway: RedisGatewayWire, engine: RedisEngineWire
 ) -> None:
     named, other = await engine.put_blob(b"tokenizer"), await engine.put_blob(b"left")
+    week_ms = WireOptions().blob_ttl_ms
+    assert week_ms - LEASE_MS < as_int(await redis("PTTL", keys.blob(named))) <= week_ms
     await engine.put_card(
         ModelCard(version=WIRE_VERSION, model=MODEL, files={"tokenizer.json": f"sha256:{named}"})
     )
+    assert as_int(await redis("PTTL", keys.blob(named))) == FOR_EVER
+    assert await engine.put_blob(b"tokenizer") == named
+    assert as_int(await redis("PTTL", keys.blob(named))) == FOR_EVER
     for digest in (named, other):
         await redis("PEXPIRE", keys.blob(digest), LEASE_MS)
     await gateway.reap(MODEL)
-    week_ms = WireOptions().blob_ttl_ms
-    assert week_ms - LEASE_MS < as_int(await redis("PTTL", keys.blob(named))) <= week_ms
+    assert as_int(await redis("PTTL", keys.blob(named))) == FOR_EVER
     assert as_int(await redis("PTTL", keys.blob(other))) <= LEASE_MS
     assert await engine.put_blob(b"left") == other
     assert as_int(await redis("PTTL", keys.blob(other))) > LEASE_MS

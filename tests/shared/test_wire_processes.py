@@ -13,6 +13,7 @@ from support.wires import (
     GATEWAY,
     LEASE_MS,
     MODEL,
+    OPTIONS,
     SHORT_MS,
     SOON_MS,
     Wires,
@@ -98,6 +99,25 @@ async def test_blob_is_found_by_its_checksum(wires: Wires) -> None:
     assert await gateway.blob("0" * 64) is None
 
 
+async def test_files_stay_while_a_card_names_them(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    files = {name: await engine.put_blob(name.encode()) for name in ("old", "new", "both", "none")}
+
+    def card(model: str, *names: str) -> ModelCard:
+        references = {name: f"sha256:{files[name]}" for name in names}
+        return ModelCard(version=1, model=model, files=references)
+
+    await engine.put_card(card("first", "old", "both"))
+    await engine.put_card(card("second", "both"))
+    await engine.put_card(card("first", "new"))
+    await wires.pass_ms(OPTIONS.blob_ttl_ms + 50)
+    found = {name: await gateway.blob(digest) for name, digest in files.items()}
+    assert found == {"old": None, "new": b"new", "both": b"both", "none": None}
+    # what ended can be put again
+    assert await engine.put_blob(b"old") == files["old"]
+    assert await gateway.blob(files["old"]) == b"old"
+
+
 async def test_api_key_is_kept_as_it_was_put(wires: Wires) -> None:
     gateway = await wires.gateway()
     assert await gateway.api_keys() == []
@@ -133,14 +153,29 @@ async def test_revoked_key_says_since_when(wires: Wires) -> None:
     await gateway.put_api_key(KEY)
     assert await gateway.revoke_api_key("hrk_1", at_ms=77)
     assert await gateway.api_key("hrk_1") == replace(KEY, revoked_ms=77)
+    assert await gateway.revoke_api_key("hrk_1", at_ms=78)  # no end is put off
+    assert await gateway.api_key("hrk_1") == replace(KEY, revoked_ms=77)
     assert not await gateway.revoke_api_key("unknown", at_ms=77)
+    assert await gateway.api_key("unknown") is None
     assert not await gateway.forget_api_key("hrk_1", over_ms=77)
     assert await gateway.forgotten_api_keys() == set()
+    assert not await gateway.api_key_is_forgotten("hrk_1")
     assert await gateway.forget_api_key("hrk_1", over_ms=78)
     assert not await gateway.forget_api_key("hrk_1")
     assert await gateway.api_keys() == []
     assert await gateway.forgotten_api_keys() == {"hrk_1"}
+    assert await gateway.api_key_is_forgotten("hrk_1")
+    assert not await gateway.api_key_is_forgotten("hrk_2")
+    assert not await gateway.revoke_api_key("hrk_1", at_ms=77)
+    assert await gateway.forgotten_api_keys() == {"hrk_1"}
     assert await gateway.api_key("unknown") is None
+
+
+async def test_a_key_that_ends_in_time_can_be_revoked_earlier(wires: Wires) -> None:
+    gateway = await wires.gateway()
+    await gateway.put_api_key(replace(KEY, revoked_ms=2_000_000_000_000))
+    assert await gateway.revoke_api_key("hrk_1", at_ms=1_900_000_000_000)
+    assert await gateway.api_key("hrk_1") == replace(KEY, revoked_ms=1_900_000_000_000)
 
 
 async def test_requests_of_a_dead_gateway_are_cancelled(wires: Wires) -> None:

@@ -32,7 +32,11 @@ SHORT_MS = 60
 SOON_MS = 500
 """Time in which a few calls are surely over, also on a busy machine."""
 OPTIONS = WireOptions(
-    state_ttl_ms=5 * SOON_MS, log_ttl_ms=2 * SOON_MS, sign_of_life_ms=60_000, op_timeout_s=20
+    state_ttl_ms=5 * SOON_MS,
+    log_ttl_ms=2 * SOON_MS,
+    blob_ttl_ms=2 * SOON_MS,
+    sign_of_life_ms=60_000,
+    op_timeout_s=20,
 )
 
 

@@ -105,7 +105,7 @@ async def test_the_card_tells_gateways_what_they_need() -> None:
 
     card = broker.cards["m"]
     digest = card.files["tokenizer.json"].removeprefix("sha256:")
-    assert broker.blobs[digest] == b"{}"
+    assert broker.blob(digest) == b"{}"
     assert (card.context_tokens, card.pool_tokens, card.block_tokens) == (1024, 1024, 16)
     assert (card.vocabulary, card.weights_version, card.created) == (100, "echo-1", 5)
     assert list(card.end_token_ids) == [2, 7]

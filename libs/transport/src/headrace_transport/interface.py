@@ -360,13 +360,21 @@ class GatewayWire(Protocol):
 
     async def put_api_key(self, key: ApiKey) -> None: ...
 
-    async def revoke_api_key(self, public_id: str, *, at_ms: int) -> bool: ...
+    async def revoke_api_key(self, public_id: str, *, at_ms: int) -> bool:
+        """Marks a key as revoked from ``at_ms`` on, unless it is from an earlier time on. False:
+        there is no such key.
+        """
+        ...
 
     async def forget_api_key(self, public_id: str, *, over_ms: int | None = None) -> bool:
         """Deletes a key for good; its id is remembered, so that no copy of it comes back.
 
         ``over_ms``: only if it was revoked, or expired, before then. False: nothing was deleted.
         """
+        ...
+
+    async def api_key_is_forgotten(self, public_id: str) -> bool:
+        """Whether a key of that id was deleted. It is remembered for longer, then."""
         ...
 
     async def forgotten_api_keys(self) -> Set[str]:
@@ -459,7 +467,11 @@ class EngineWire(Protocol):
         ...
 
     # models
-    async def put_card(self, card: ModelCard) -> None: ...
+    async def put_card(self, card: ModelCard) -> None:
+        """Stores a card; it stays when the engine goes, and so do the files that it names. Files
+        that only the card before it named end after ``WireOptions.blob_ttl_ms``.
+        """
+        ...
 
     async def put_weights(self, model: str, weights: Mapping[str, float]) -> None:
         """Replaces the shares of a model's tenants in its queue; who is not named has 1."""
@@ -468,7 +480,9 @@ class EngineWire(Protocol):
     async def card(self, model: str) -> ModelCard | None: ...
 
     async def put_blob(self, data: bytes) -> str:
-        """Stores a file; returns its SHA-256 in hex."""
+        """Stores a file; returns its SHA-256 in hex. It ends after ``WireOptions.blob_ttl_ms``
+        unless a card names it by then.
+        """
         ...
 
     # processes

@@ -6,9 +6,10 @@ Same semantics as over Redis, time by an injected clock. For tests: its steps co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from hashlib import sha256
+from math import inf
 
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.limits import WIRE_VERSION
@@ -28,6 +29,7 @@ from headrace_contracts.pb.queue_pb2 import (
 )
 from headrace_kit.clock import Clock, SystemClock
 
+from headrace_transport.cards import digests_of
 from headrace_transport.claims import Claims, Taken
 from headrace_transport.endings import ending_of, terminal_frame, total_usage
 from headrace_transport.errors import RecordRejected, TransportUnavailable
@@ -77,7 +79,8 @@ class MemoryBroker:
         """Expiry by process, unix ms."""
         self.engines: dict[str, tuple[EngineInfo, int]] = {}
         self.cards: dict[str, ModelCard] = {}
-        self.blobs: dict[str, bytes] = {}
+        self.blobs: dict[str, tuple[bytes, float]] = {}
+        """Files and their expiry, unix ms; infinite while a card names them."""
         self.keys: dict[str, ApiKey] = {}
         self.forgotten_keys: set[str] = set()
         self.rates: dict[tuple[str, str], Buckets] = {}
@@ -101,6 +104,17 @@ class MemoryBroker:
         self.rates.clear()
         self.once.clear()
         self.sweeper = ("", 0)
+
+    def blob(self, digest: str) -> bytes | None:
+        """A file that has not ended."""
+        data, expiry = self.blobs.get(digest, (None, inf))
+        return data if expiry > self.now_ms() else None
+
+    def keep_blobs(self, digests: Iterable[str], *, ttl_ms: float = inf) -> None:
+        """Sets when files end."""
+        for digest in digests:
+            if (data := self.blob(digest)) is not None:
+                self.blobs[digest] = (data, self.now_ms() + ttl_ms)
 
     async def enter(self) -> None:
         """Where every call comes in: others get their turn, as they do over a network."""
@@ -231,6 +245,9 @@ class _MemoryWire:
             broker.cancel(model, request, mark)
         for request in expired:
             broker.cancel(model, request, CancelMark(reason=codes_pb2.FINISH_REASON_DEADLINE))
+        card = self._known_card(broker.cards.get(model))
+        if card is not None:
+            broker.keep_blobs(digests_of(card))
         for request, mark in marked.items():
             broker.cancel(model, request, mark)
 
@@ -408,7 +425,7 @@ class MemoryGatewayWire(_MemoryWire):
     async def blob(self, digest: str) -> bytes | None:
         """See ``GatewayWire.blob``."""
         await self._broker.enter()
-        return self._broker.blobs.get(digest)
+        return self._broker.blob(digest)
 
     async def engines(self, model: str) -> Sequence[EngineInfo]:
         """See ``GatewayWire.engines``."""
@@ -479,7 +496,8 @@ class MemoryGatewayWire(_MemoryWire):
         key = self._broker.keys.get(public_id)
         if key is None:
             return False
-        self._broker.keys[public_id] = replace(key, revoked_ms=at_ms)
+        known = at_ms if key.revoked_ms is None else key.revoked_ms
+        self._broker.keys[public_id] = replace(key, revoked_ms=min(at_ms, known))
         return True
 
     async def forget_api_key(self, public_id: str, *, over_ms: int | None = None) -> bool:
@@ -494,6 +512,11 @@ class MemoryGatewayWire(_MemoryWire):
         del self._broker.keys[public_id]
         self._broker.forgotten_keys.add(public_id)
         return True
+
+    async def api_key_is_forgotten(self, public_id: str) -> bool:
+        """See ``GatewayWire.api_key_is_forgotten``."""
+        await self._broker.enter()
+        return public_id in self._broker.forgotten_keys
 
     async def forgotten_api_keys(self) -> Set[str]:
         """See ``GatewayWire.forgotten_api_keys``."""
@@ -605,8 +628,13 @@ class MemoryEngineWire(_MemoryWire):
     async def put_card(self, card: ModelCard) -> None:
         """See ``EngineWire.put_card``."""
         await self._broker.enter()
-        copy = ModelCard.FromString(card.SerializeToString())
-        self._broker.cards[check_model(card.model)] = copy
+        broker, name = self._broker, check_model(card.model)
+        before = self._known_card(broker.cards.get(name))
+        broker.cards[name] = ModelCard.FromString(card.SerializeToString())
+        broker.keep_blobs(digests_of(card))
+        if before is not None:
+            named = {digest for each in broker.cards.values() for digest in digests_of(each)}
+            broker.keep_blobs(digests_of(before) - named, ttl_ms=broker.options.blob_ttl_ms)
 
     async def put_weights(self, model: str, weights: Mapping[str, float]) -> None:
         """See ``EngineWire.put_weights``."""
@@ -617,7 +645,10 @@ class MemoryEngineWire(_MemoryWire):
         """See ``EngineWire.put_blob``."""
         await self._broker.enter()
         digest = sha256(data).hexdigest()
-        self._broker.blobs[digest] = data
+        broker = self._broker
+        _, expiry = broker.blobs.get(digest, (data, 0.0))
+        if expiry != inf:
+            broker.blobs[digest] = (data, broker.now_ms() + broker.options.blob_ttl_ms)
         return digest
 
     async def beat_engine(self, info: EngineInfo, *, ttl_ms: int) -> None:

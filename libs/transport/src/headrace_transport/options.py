@@ -19,7 +19,7 @@ class WireOptions:
     log_ttl_ms: int = 900_000
     """How long a finished request's resume log can be read."""
     blob_ttl_ms: int = 7 * 86_400_000
-    """How long a model's file outlives the last look of an engine, or of the gateway that sweeps."""
+    """How long a model's file stays that no card names: not yet, or no more."""
     reservation_ms: int = 86_400_000
     """After this a live request without a deadline counts no more for its key's concurrency."""
     sign_of_life_ms: int = 15_000
