@@ -176,10 +176,14 @@ class GatewayProcess:
 
     async def _first_look(self, keys: KeyUpkeep) -> None:
         """Makes the deployment's first key known. Waits for a server that has gone away."""
+        said = False
         while True:
             try:
-                await keys.look()
-            except TransportUnavailable:
+                await keys.adopt()
+            except TransportUnavailable as error:
+                if not said:
+                    log.warning("gateway.waits_for_server", reason=str(error))
+                said = True
                 await asyncio.sleep(CONNECT_EVERY_S)
                 continue
             except ValueError as error:

@@ -9,7 +9,7 @@ import pytest
 from headrace_gateway.auth import upkeep as module
 from headrace_gateway.auth.keys import KeyStore
 from headrace_gateway.auth.upkeep import KeyUpkeep
-from headrace_transport.errors import CommandFailed
+from headrace_transport.errors import CommandFailed, TransportUnavailable
 from headrace_transport.interface import ApiKey
 from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
 from support.clock import FakeClock
@@ -51,3 +51,20 @@ async def test_a_key_that_cannot_be_read_does_not_end_the_upkeep(
             await readings.acquire()
     assert not running.done()
     running.cancel()
+
+
+async def test_first_key_is_adopted_without_a_look_at_the_others() -> None:
+    class Crowded(MemoryGatewayWire):
+        async def api_keys(self) -> Sequence[ApiKey]:
+            raise TransportUnavailable("too many to read in time")
+
+    clock = FakeClock()
+    broker = MemoryBroker(clock=clock)
+    keys = KeyStore(Crowded(broker), b"0123456789abcdef", clock)
+    upkeep = KeyUpkeep(keys, clock, initial="own-key-of-a-chart")
+    await upkeep.adopt()
+    assert [key.name for key in broker.keys.values()] == [module.INITIAL_KEY]
+    broker.flush()
+    with pytest.raises(TransportUnavailable):  # of the forgetting, which comes after the first key
+        await upkeep.look()
+    assert [key.name for key in broker.keys.values()] == [module.INITIAL_KEY]

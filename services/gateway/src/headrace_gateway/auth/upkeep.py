@@ -37,15 +37,19 @@ class KeyUpkeep:
             await asyncio.sleep(EVERY_S)
 
     async def look(self) -> None:
-        """Once. Raises ``TransportError``, and ``ValueError`` for a first key that cannot
-        be one.
-        """
-        if self._initial is not None and await self._keys.adopt_unless_known(
-            self._initial, name=INITIAL_KEY, scopes=("inference", "admin")
-        ):
-            log.info("gateway.initial_key_adopted")
+        """Once. Raises like ``adopt``."""
+        await self.adopt()
         now = self._clock.monotonic()
         if now >= self._forget_at:
             if forgotten := await self._keys.forget_old():
                 log.info("keys.forgotten", keys=forgotten)
             self._forget_at = now + FORGET_EVERY_S
+
+    async def adopt(self) -> None:
+        """Makes the first key known, however many others there are. Raises ``TransportError``, and
+        ``ValueError`` for a first key that cannot be one.
+        """
+        if self._initial is not None and await self._keys.adopt_unless_known(
+            self._initial, name=INITIAL_KEY, scopes=("inference", "admin")
+        ):
+            log.info("gateway.initial_key_adopted")
