@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from headrace_contracts import keys
+from headrace_transport import api_keys
 from headrace_transport.connection import (
     RedisEngineWire,
     RedisGatewayWire,
@@ -369,3 +370,14 @@ async def test_records_that_cannot_be_read_are_said_to_be_so(
     own_server.command("SET", keys.card(MODEL), b"\xff\xff")
     with pytest.raises(CommandFailed, match="card"):
         await gateway.cards()
+
+
+async def test_a_deleted_key_that_is_asked_for_is_remembered_for_longer(
+    own_server: RedisServer, gateway: RedisGatewayWire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_keys, "_MOST", 2)
+    own_server.command("ZADD", keys.FORGOTTEN_KEYS, "1", "k1", "2", "k2")
+    assert await gateway.api_key_is_forgotten("k1")
+    own_server.command("HSET", keys.api_key("k3"), "revoked_ms", "7")
+    assert await gateway.forget_api_key("k3")
+    assert await gateway.forgotten_api_keys() == {"k1", "k3"}

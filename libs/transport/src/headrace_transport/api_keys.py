@@ -14,6 +14,8 @@ from headrace_transport.replies import Argument, as_fields, as_int, as_list, as_
 
 _MOST: Final = 100_000
 """Ids of deleted keys that are remembered."""
+_AT_ONCE: Final = 1_000
+"""Keys that one round trip reads: all of many would not come in a command's time."""
 
 
 class ApiKeys(Part):
@@ -28,9 +30,14 @@ class ApiKeys(Part):
         """All keys, by public id."""
         reply = as_list(await self._server.command("SMEMBERS", keys.API_KEYS))
         names = sorted(as_text(name) for name in reply)
-        hashes = await self._server.pipeline([("HGETALL", keys.api_key(name)) for name in names])
-        found = [(name, as_fields(reply)) for name, reply in zip(names, hashes, strict=True)]
-        return [_key_of(name, fields) for name, fields in found if fields]
+        found: list[ApiKey] = []
+        for first in range(0, len(names), _AT_ONCE):
+            some = names[first : first + _AT_ONCE]
+            hashes = await self._server.pipeline([("HGETALL", keys.api_key(name)) for name in some])
+            for name, reply in zip(some, hashes, strict=True):
+                if fields := as_fields(reply):
+                    found.append(_key_of(name, fields))
+        return found
 
     async def put_api_key(self, key: ApiKey) -> None:
         """Stores a key, or replaces it."""
@@ -61,12 +68,9 @@ class ApiKeys(Part):
         )
 
     async def revoke_api_key(self, public_id: str, *, at_ms: int) -> bool:
-        """Marks a key as revoked from ``at_ms`` on. False: there is no such key."""
-        name = keys.api_key(public_id)
-        if not await self._server.command("EXISTS", name):
-            return False
-        await self._server.command("HSET", name, "revoked_ms", at_ms)
-        return True
+        """See ``GatewayWire.revoke_api_key``."""
+        names = [keys.api_key(public_id)]
+        return bool(as_int(await self._server.run("revoke_key", names, [at_ms])))
 
     async def forget_api_key(self, public_id: str, *, over_ms: int | None = None) -> bool:
         """See ``GatewayWire.forget_api_key``."""
@@ -74,6 +78,11 @@ class ApiKeys(Part):
         names = [keys.api_key(public_id), keys.API_KEYS, keys.FORGOTTEN_KEYS]
         over = "" if over_ms is None else over_ms
         return bool(as_int(await self._server.run("forget_key", names, [public_id, over, _MOST])))
+
+    async def api_key_is_forgotten(self, public_id: str) -> bool:
+        """See ``GatewayWire.api_key_is_forgotten``."""
+        names = [keys.FORGOTTEN_KEYS]
+        return bool(as_int(await self._server.run("forgotten_key", names, [public_id])))
 
     async def forgotten_api_keys(self) -> Set[str]:
         """See ``GatewayWire.forgotten_api_keys``."""

@@ -126,7 +126,7 @@ async def revoke(place: KeyPlace, public_id: str, *, after: str | None) -> None:
             raise CommandFailed(
                 f"There is no key {public_id}.", hint="`headrace keys list` shows the ids."
             )
-    print(f"revoked {public_id}" if after is None else f"{public_id} ends in {after}")
+    print(f"revoked {public_id}" if after is None else f"{public_id} ends within {after}")
 
 
 async def forget(place: KeyPlace, public_id: str) -> None:

@@ -167,6 +167,16 @@ async def test_a_key_that_the_server_lost_is_worth_another_try_for_a_while(door:
         await door.auth.token(token.encode())
 
 
+async def test_a_key_that_was_deleted_is_not_taken_for_a_lost_one(door: Door) -> None:
+    token, key = await door.keys.create(name="a")
+    await door.auth.token(token.encode())
+    await door.keys.forget(key.public_id)
+    for _ in range(3):
+        door.clock.advance(3.0)
+        with pytest.raises(InvalidApiKey, match="not valid"):
+            await door.auth.token(token.encode())
+
+
 async def test_a_lost_key_helps_neither_a_guesser_nor_one_whose_key_was_revoked(door: Door) -> None:
     token, key = await door.keys.create(name="a")
     await door.auth.token(token.encode())

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping, Sequence
+from typing import Any
+
 import httpx
 import pytest
 from headrace_gateway.auth.keys import Authenticator
 from headrace_transport.memory import MemoryGatewayWire
+from structlog.testing import capture_logs
 from support.fake_inference import FakeAuth
 from support.http_edge import Edge
+
+BY = "k1"
+"""Id of the key that administers."""
+
+
+def told(said: Sequence[MutableMapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """What was logged of keys: event, id of the key, and of the one that did it."""
+    return [(each["event"], each["key"], each["by"]) for each in said if "by" in each]
 
 
 @pytest.fixture
@@ -19,8 +31,10 @@ async def test_a_key_is_made_opens_is_listed_without_its_secret_and_revoked(
     edge: Edge, client: httpx.AsyncClient
 ) -> None:
     wish = {"name": "ci", "tenant": "acme", "models": ["m"], "expires_in_s": 60, "band": 2}
-    answer = await client.post("/admin/keys", json=wish)
+    with capture_logs() as said:
+        answer = await client.post("/admin/keys", json=wish)
     assert answer.status_code == 201
+    assert ("key.made", answer.json()["id"], BY) in told(said)
     assert answer.headers["cache-control"] == "no-store"
     made = answer.json()
     now_s = edge.clock.wall_ms() // 1000
@@ -36,7 +50,10 @@ async def test_a_key_is_made_opens_is_listed_without_its_secret_and_revoked(
     assert made["key"] not in listed.text
     assert listed.json()["data"] == [{name: made[name] for name in made if name != "key"}]
 
-    assert (await client.delete(f"/admin/keys/{made['id']}")).json()["revoked"] is True
+    with capture_logs() as said:
+        assert (await client.delete(f"/admin/keys/{made['id']}")).json()["revoked"] is True
+    assert ("key.revoked", made["id"], BY) in told(said)
+    assert made["key"] not in str(said)
     [key] = (await client.get("/admin/keys")).json()["data"]
     assert key["revoked"] == now_s
     missing = await client.delete("/admin/keys/nobody")

@@ -38,8 +38,7 @@ CACHE_ENTRIES: Final = 10_000
 UNKNOWN_CACHE_S: Final = 0.25
 """How long an id that the server does not know is not asked for again."""
 LOST_KEY_S: Final = 60.0
-"""How long a key that vanished is taken for one that the server lost: one that is deleted was
-revoked before."""
+"""How long a key that vanished, and was not deleted, is taken for one that the server lost."""
 EXPORT_VERSION: Final = 1
 KEPT_OVER_MS: Final = 30 * 86_400_000
 """How long a key that was revoked, or has expired, is still listed."""
@@ -135,13 +134,15 @@ class Authenticator:
             return known
         with transport_errors():
             key = await self._wire.api_key(public_id)
-        if key is not None or known is None:
             fresh = _Known(key, now)
-        elif known.key is not None:
-            fresh = _Known(None, now, lost=known.key, lost_at=now)
-        else:
-            lost = known.lost if now - known.lost_at < LOST_KEY_S else None
-            fresh = _Known(None, now, lost=lost, lost_at=known.lost_at)
+            if key is None and known is not None:
+                lost, lost_at = (known.key, now) if known.key else (known.lost, known.lost_at)
+                if (
+                    lost is not None
+                    and now - lost_at < LOST_KEY_S
+                    and not await self._wire.api_key_is_forgotten(public_id)
+                ):
+                    fresh = _Known(None, now, lost=lost, lost_at=lost_at)
         self._known.pop(public_id, None)
         self._known[public_id] = fresh
         if len(self._known) > CACHE_ENTRIES:  # somebody tries keys: forget the oldest
@@ -254,7 +255,7 @@ class KeyStore:
         parsed = tokens.parse_token(token.strip("\r\n").encode("utf-8", "replace"), self._pepper)
         if parsed is not None and (
             await self._wire.api_key(parsed.public_id) is not None
-            or parsed.public_id in await self._wire.forgotten_api_keys()
+            or await self._wire.api_key_is_forgotten(parsed.public_id)
         ):
             return False
         await self.adopt(token, name=name, scopes=scopes)
@@ -269,7 +270,9 @@ class KeyStore:
         return sorted(await self._wire.api_keys(), key=lambda key: (key.created_ms, key.public_id))
 
     async def revoke(self, public_id: str, *, at_ms: int | None = None) -> bool:
-        """Revokes a key now, or at a time to come. False: there is none of that id."""
+        """Revokes a key now, or at a time to come; an end that it has is not put off. False: there
+        is none of that id.
+        """
         when = self._clock.wall_ms() if at_ms is None else at_ms
         return await self._wire.revoke_api_key(public_id, at_ms=when)
 

@@ -7,6 +7,7 @@ from typing import Final
 from fastapi import APIRouter
 from headrace_contracts.codes import Code
 from headrace_kit.clock import Clock
+from headrace_kit.log import get_logger
 from headrace_transport.interface import ApiKey
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -19,6 +20,8 @@ from headrace_gateway.http.openapi import takes
 from headrace_gateway.http.ports import Authenticates, HttpSettings, KeyAdmin
 from headrace_gateway.http.schema.fields import typed
 from headrace_gateway.http.schema.keys import KeyFields
+
+log = get_logger(__name__)
 
 _NO_STORE: Final = {"cache-control": "no-store"}
 
@@ -40,7 +43,8 @@ def key_routes(
     @router.post("", openapi_extra=takes(KeyFields))
     async def create_key(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """Makes a key. Its text is in this answer, and nowhere else."""
-        auth.require(caller_of(request.scope), "admin")
+        caller = caller_of(request.scope)
+        auth.require(caller, "admin")
         body = await json_object(
             request, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
         )
@@ -61,6 +65,7 @@ def key_routes(
                 )
         except ValueError as error:
             raise bad_request(f"{error}.") from error
+        log.info("key.made", key=key.public_id, by=caller.key_id)
         return JSONResponse({**_body(key), "key": text}, status_code=201, headers=_NO_STORE)
 
     @router.delete("/{key_id}")
@@ -68,11 +73,13 @@ def key_routes(
         request: Request, key_id: str
     ) -> Response:
         """Revokes a key: gateways refuse it within ``key_cache_s``."""
-        auth.require(caller_of(request.scope), "admin")
+        caller = caller_of(request.scope)
+        auth.require(caller, "admin")
         with transport_errors():
             revoked = await keys.revoke(key_id)
         if not revoked:
             raise HttpError(Code.NOT_FOUND, "There is no key of this id.", param="key_id")
+        log.info("key.revoked", key=key_id, by=caller.key_id)
         return JSONResponse({"id": key_id, "object": "key", "revoked": True})
 
     return router
