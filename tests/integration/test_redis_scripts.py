@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from importlib.resources import files
 
 import pytest
@@ -12,15 +12,24 @@ from headrace_contracts.codes import FinishReason
 from headrace_contracts.keys import ENGINE_GROUP, HOLE
 from headrace_contracts.limits import INLINE_RECORD_BYTES, WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import Control, LogEntry, ModelCard, Usage
+from headrace_transport import api_keys
 from headrace_transport.connection import (
     RedisEngineWire,
     RedisGatewayWire,
     connect_engine,
     connect_gateway,
 )
-from headrace_transport.interface import FIRST_FRAME
+from headrace_transport.interface import FIRST_FRAME, ApiKey
 from headrace_transport.options import WireOptions
-from headrace_transport.replies import Reply, as_entries, as_fields, as_int, as_list, as_text
+from headrace_transport.replies import (
+    Argument,
+    Reply,
+    as_entries,
+    as_fields,
+    as_int,
+    as_list,
+    as_text,
+)
 from headrace_transport.scripting import script
 from headrace_transport.server import Server
 from support.redis import RedisServer
@@ -460,6 +469,38 @@ async def test_reap_takes_away_the_first_places_of_what_ended_in_the_queue(
     assert [fields["id"] for _, fields in left] == [b"waits", b"gone-3"]
     assert await redis.pending() == 0
     assert set(await claim(engine)) == {"waits"}
+
+
+async def test_many_keys_are_read_in_parts(
+    gateway: RedisGatewayWire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"hrk_{i}" for i in range(5)]
+    for name in reversed(names):
+        await gateway.put_api_key(
+            ApiKey(
+                public_id=name,
+                digest=bytes(32),
+                name="",
+                tenant="acme",
+                scopes=frozenset(),
+                models=frozenset(),
+                created_ms=1,
+                expires_ms=None,
+                revoked_ms=None,
+                band=1,
+            )
+        )
+    sizes: list[int] = []
+    pipeline = Server.pipeline
+
+    async def counted(server: Server, commands: Sequence[Sequence[Argument]]) -> list[Reply]:
+        sizes.append(len(commands))
+        return await pipeline(server, commands)
+
+    monkeypatch.setattr(Server, "pipeline", counted)
+    monkeypatch.setattr(api_keys, "_AT_ONCE", 2)
+    assert [key.public_id for key in await gateway.api_keys()] == names
+    assert sizes == [1, 2, 2, 1]
 
 
 async def test_sweep_makes_files_stay_that_a_card_names(

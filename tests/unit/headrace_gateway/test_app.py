@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from headrace_gateway import app
 from headrace_gateway.app import GatewayProcess, main, pepper_of
 from headrace_gateway.settings import GatewaySecrets, GatewaySettings
 from headrace_kit.errors import SettingsError
 from headrace_kit.process import OK, REFUSED
+from headrace_transport.errors import TransportUnavailable
+from headrace_transport.interface import ApiKey, GatewayWire
+from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
 from support.redis import free_port
 
 PEPPER = "0123456789abcdef"
@@ -60,6 +66,35 @@ async def test_a_stop_while_it_waits_for_the_server_is_obeyed() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     async with asyncio.timeout(5):
         assert await running == OK
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)
+
+
+async def test_start_does_not_wait_for_keys_that_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Crowded(MemoryGatewayWire):
+        warnings = ()
+
+        async def api_keys(self) -> Sequence[ApiKey]:
+            raise TransportUnavailable("too many to read in time")
+
+    async def connected(*_: object, **__: object) -> GatewayWire:
+        return Crowded(MemoryBroker())
+
+    monkeypatch.setattr(app, "connect_gateway", connected)
+    ready = tmp_path / "ready"
+    settings = GatewaySettings(http_port=0, grpc_port=0, ready_file=str(ready), drain_notice_s=0.0)
+    process = GatewayProcess(settings, PEPPER.encode(), initial_key="own-key-of-a-chart")
+    running = asyncio.create_task(process.run())
+    async with asyncio.timeout(30):
+        while not ready.exists():
+            assert not running.done()
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await running == OK
+    gc.unfreeze()  # the gateway froze what this process has
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)
