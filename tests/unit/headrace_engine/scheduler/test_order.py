@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from headrace_engine.scheduler.order import TotalOrder, WaitingLine
@@ -224,3 +227,18 @@ def test_who_runs_or_has_left_does_not_age_and_who_waits_again_ages_once() -> No
     assert order.band(again) == 0, "two times have passed"
     assert not line.age(99.0)
     assert order.band(again) == 0
+
+
+def test_the_line_keeps_nothing_of_who_has_left_it() -> None:
+    order = TotalOrder({})
+    line = WaitingLine(order, ageing_s=1e9)
+    gone = make(1, band=2)
+    order.enter(gone)
+    line.add(gone)
+    line.remove(gone)
+    order.leave(gone)
+    tokens = weakref.ref(gone.tokens)
+    del gone
+    gc.collect()
+
+    assert tokens() is None

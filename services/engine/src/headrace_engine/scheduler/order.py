@@ -165,20 +165,22 @@ class WaitingLine:
     Looking at the first few costs nothing for the thousands behind them.
     """
 
-    __slots__ = ("_ageing_s", "_count", "_due", "_lines", "_order")
+    __slots__ = ("_ageing_s", "_due", "_lines", "_order", "_standing")
 
     def __init__(self, order: TotalOrder, ageing_s: float | None = None) -> None:
         """After each ``ageing_s`` a sequence moves up a band; None: it never does."""
         self._order = order
         self._ageing_s = ageing_s
         self._lines: dict[int, dict[str, list[Sequence]]] = {}
-        self._count = 0
-        self._due: list[tuple[float, int, Sequence]] = []
-        """When a sequence moves up, if it still waits then, by time. In one line stand sequences that
-        came in different bands, so that the oldest need not be the first."""
+        self._standing: dict[int, Sequence] = {}
+        """By number."""
+        self._due: list[tuple[float, int]] = []
+        """When a sequence moves up, if it still waits then, by time, and its number: one that has ended
+        may stand here for long. In one line stand sequences that came in different bands, so that the
+        oldest need not be the first."""
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._standing)
 
     def __iter__(self) -> Iterator[Sequence]:
         """In the total order. The line may not change while it is looked at."""
@@ -192,9 +194,9 @@ class WaitingLine:
         band = self._order.band(sequence)
         line = self._lines.setdefault(band, {}).setdefault(sequence.request.tenant, [])
         insort(line, sequence, key=_number)
-        self._count += 1
+        self._standing[sequence.number] = sequence
         if self._ageing_s is not None and band:
-            heappush(self._due, (self._due_s(sequence, band), sequence.number, sequence))
+            heappush(self._due, (self._due_s(sequence, band), sequence.number))
 
     def remove(self, sequence: Sequence) -> None:
         """It runs, or has ended."""
@@ -207,16 +209,18 @@ class WaitingLine:
             del self._lines[band][tenant]
             if not self._lines[band]:
                 del self._lines[band]
-        self._count -= 1
+        del self._standing[sequence.number]
 
     def age(self, now_s: float) -> bool:
         """Moves those up that have waited long enough. True if there were any."""
         moved = False
         while self._due and self._due[0][0] <= now_s:
-            sequence = heappop(self._due)[2]
-            # It may run, have ended, or have moved up and stand here twice, having waited again.
+            # It may run, have ended, or have moved up and be due twice, having waited again.
+            sequence = self._standing.get(heappop(self._due)[1])
+            if sequence is None:
+                continue
             band = self._order.band(sequence)
-            if self._stands(sequence, band) and band and self._due_s(sequence, band) <= now_s:
+            if band and self._due_s(sequence, band) <= now_s:
                 self.remove(sequence)
                 self._order.raise_band(sequence)
                 self.add(sequence)
@@ -227,11 +231,6 @@ class WaitingLine:
         """When it moves up from ``band``."""
         assert self._ageing_s is not None
         return sequence.arrived_s + self._ageing_s * (sequence.request.band - band + 1)
-
-    def _stands(self, sequence: Sequence, band: int) -> bool:
-        line = self._lines.get(band, {}).get(sequence.request.tenant, ())
-        at = bisect_left(line, sequence.number, key=_number)
-        return at < len(line) and line[at] is sequence
 
 
 def _number(sequence: Sequence) -> int:
