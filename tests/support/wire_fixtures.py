@@ -178,7 +178,7 @@ async def play(url: str) -> None:
     # Nearly all of a minute's: what is left of it lapses when it is full again.
     await gateway.take_rate("acme", "0123456789ab", rates, requests=599, tokens=59_000, must=True)
     once = once_key("Idempotency-Key", b"body")
-    bound = f"over {once.body}"
+    bound = f"over {once.body} kept"
     await gateway.bind_once("acme", "0123456789ab", once.name, bound, ttl_ms=LEASE_MS)
 
     async def begin(record: RequestRecord, credit: int = 1) -> None:
