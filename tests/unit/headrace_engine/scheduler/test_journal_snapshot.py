@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -81,3 +83,22 @@ def test_a_pass_looks_at_so_many_blocks_and_those_that_changed() -> None:
     assert looks == 9, "33 blocks, three of them offered"
     assert len(taking.finish().state()["blocks"]) == 33
     assert rig.scheduler.pool.trie.changes is None
+
+
+@pytest.mark.rule("journal.keys-only")
+def test_a_snapshot_keeps_no_token_ids_of_sequences() -> None:
+    rig = Rig()
+    rig.push([1, 2, 3], 4)
+    rig.push([4, 5, 6], 4)
+    rig.step()
+    taking = Taking(rig.scheduler)
+    assert taking.advance(1 << 30)
+    snapshot = taking.finish()
+    expected = capture(rig.scheduler)["sequences"]
+    tokens = [weakref.ref(s.tokens) for s in rig.scheduler.residents.sequences.values()]
+    assert len(tokens) == 2
+    del rig, taking  # what the snapshot does not keep goes with them
+    gc.collect()
+
+    assert [ref() for ref in tokens] == [None, None]
+    assert snapshot.state()["sequences"] == expected

@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,6 +44,7 @@ from headrace_engine.scheduler.reasons import Reason
 from headrace_engine.scheduler.residents import Residents
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.state.batch import BatchOutput
+from headrace_engine.state.request import MediaSpan
 from headrace_engine.state.sequence import Sequence
 
 Record = tuple[Any, ...]
@@ -308,22 +310,48 @@ class Journal:
             self._sink.put(record, tokens)
 
 
+ARRIVAL_FIELDS = (
+    *("number", "choice", "request.id", "request.tenant", "request.band", "request.cache_salt"),
+    *("length", "prompt_tokens", "limit", "arrived_s", "request.deadline_s", "request.media"),
+)
+"""Of a sequence: what ``make_arrival`` takes, in ``Arrival``'s order. No token id is among them."""
+
+_arrival_fields = attrgetter(*ARRIVAL_FIELDS)
+
+
 def arrival_of(sequence: Sequence) -> Arrival:
     """What the scheduler needs to know of a sequence that arrives."""
-    request = sequence.request
+    return make_arrival(*_arrival_fields(sequence))
+
+
+def make_arrival(
+    number: int,
+    choice: int,
+    id: str,
+    tenant: str,
+    band: int,
+    salt: bytes,
+    length: int,
+    prompt_tokens: int,
+    limit: int,
+    arrived_s: float,
+    deadline_s: float | None,
+    media: Iterable[MediaSpan],
+) -> Arrival:
+    """Of the values of ``ARRIVAL_FIELDS``."""
     return Arrival(
-        number=sequence.number,
-        choice=sequence.choice,
-        id=request.id,
-        tenant=request.tenant,
-        band=request.band,
-        salt=salt_digest(request.cache_salt),
-        length=sequence.length,
-        prompt_tokens=sequence.prompt_tokens,
-        limit=sequence.limit,
-        arrived_s=sequence.arrived_s,
-        deadline_s=request.deadline_s,
-        media=tuple((span.first, span.end, any(span.fingerprint)) for span in request.media),
+        number=number,
+        choice=choice,
+        id=id,
+        tenant=tenant,
+        band=band,
+        salt=salt_digest(salt),
+        length=length,
+        prompt_tokens=prompt_tokens,
+        limit=limit,
+        arrived_s=arrived_s,
+        deadline_s=deadline_s,
+        media=tuple((span.first, span.end, any(span.fingerprint)) for span in media),
     )
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +28,14 @@ from headrace_engine.cache.changes import Changes
 from headrace_engine.cache.trie import RootIdentity
 from headrace_engine.scheduler.commit import PassPlan
 from headrace_engine.scheduler.grant import MemoryOp
-from headrace_engine.scheduler.journal import Arrival, State, arrival_of, salt_digest
+from headrace_engine.scheduler.journal import (
+    ARRIVAL_FIELDS,
+    Arrival,
+    State,
+    make_arrival,
+    salt_digest,
+)
 from headrace_engine.scheduler.journal_state import COLUMNS, FIELDS
-from headrace_engine.state.sequence import Sequence
 
 if TYPE_CHECKING:  # the scheduler itself hands ``Taking`` to its journal
     from headrace_engine.scheduler.scheduler import Scheduler
@@ -42,7 +47,8 @@ _BLOCK = attrgetter("key", "parent", "valid", "publisher", "slot.allocation", "o
                     "origins", "fingerprints")  # fmt: skip
 _HOLDER = attrgetter("number", "root", "chain", "chained", "eligible", "sibling", "checkpointed")
 _KEY, _OFFERED = 0, 5
-_SEQUENCE = attrgetter("status", "end_reason", "length", *FIELDS)
+_ARRIVAL = attrgetter(*ARRIVAL_FIELDS)
+_SEQUENCE = attrgetter("status", "end_reason", *FIELDS)
 
 
 class Taking:
@@ -115,7 +121,7 @@ class Taking:
             origins=[sorted(holder.origins.items()) for holder in holders],
             held=[holder.blocks.copy() for holder in holders],
             roots=pool.trie._identities.copy(),
-            sequences=sequences,
+            arrivals=list(map(_ARRIVAL, sequences)),
             moves=list(map(_SEQUENCE, sequences)),
             raised=residents.order._bands.copy(),
             lists={
@@ -176,7 +182,8 @@ class Snapshot:
     held: list[list[LogicalBlock]]
     """Blocks of each holder."""
     roots: dict[LogicalBlock, RootIdentity]
-    sequences: list[Sequence]
+    arrivals: list[tuple[Any, ...]]
+    """Of each sequence, see ``ARRIVAL_FIELDS``. Not the sequence: its token ids end with it."""
     moves: list[tuple[Any, ...]]
     """Of each sequence, see ``_SEQUENCE``."""
     raised: dict[int, int]
@@ -231,8 +238,8 @@ class Snapshot:
                 [i.tenant, salt_digest(i.salt)] for i in (self.roots[root] for root in roots)
             ],
             "sequences": [
-                _sequence(sequence, moves, self.raised.get(sequence.number))
-                for sequence, moves in zip(self.sequences, self.moves, strict=True)
+                _sequence(make_arrival(*arrival), moves, self.raised)
+                for arrival, moves in zip(self.arrivals, self.moves, strict=True)
             ],
             **self.lists,
             "columns": {name: column.tolist() for name, column in self.columns.items()},
@@ -280,13 +287,12 @@ def _sibling(blocks: dict[LogicalBlock, int], sibling: Sibling | None) -> list[i
     return [blocks[sibling.source], sibling.common]
 
 
-def _sequence(sequence: Sequence, moves: tuple[Any, ...], raised: int | None) -> dict[str, Any]:
-    status, end, length, *fields = moves
-    arrival = replace(arrival_of(sequence), length=length)
+def _sequence(arrival: Arrival, moves: tuple[Any, ...], raised: dict[int, int]) -> dict[str, Any]:
+    status, end, *fields = moves
     return {
         "arrival": {name: getattr(arrival, name) for name in Arrival.__slots__},
         "status": status.value,
-        "raised": raised,
+        "raised": raised.get(arrival.number),
         "end": None if end is None else end.name,
         **dict(zip(FIELDS, fields, strict=True)),
     }
