@@ -183,7 +183,7 @@ class CudaDecoder:
         delta, qkv, attended = self._delta[:count], self._qkv[:count], self._attended[:count]
         epsilon = config.norm_epsilon
         first = weights.layers[0].attention_norm
-        if batch.singles is not None:
+        if batch.singles is not None and batch.shared is None:
             self._decode_attention.plan(batch.singles, columns.slots, columns.positions)
         embed_norm(columns.tokens, weights.embedding, first, residual, normed, epsilon)
         for index, layer in enumerate(weights.layers):

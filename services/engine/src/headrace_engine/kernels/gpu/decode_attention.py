@@ -7,7 +7,9 @@ finishes the last piece of a row and head combines them. Few rows: each row is c
 pieces, a program each, and a second launch combines; no list has to be read first.
 
 Nothing depends on a length that the host knows: the launch is the same for every step of one batch
-size. The list, which no kernel since the plan wrote, is read before the wait on the kernel before.
+size. What no kernel writes between the plan and the layers is read before the wait on the kernel
+before: the list, and for few rows slots and positions. That is safe because a kernel lies between
+which waits and only then lets the next one begin (``embed_norm``); see ``launch``.
 
 Shapes   qkv[tokens, (heads + 2 kv_heads) head_dim], rotated queries first
          queries[rows] int32: the token of each row; slots[tokens], positions[tokens] int32
@@ -76,12 +78,19 @@ def cut_for(rows: int, kv_heads: int, processors: int) -> Cut:
     return Cut(tokens, most, programs)
 
 
+def most_pieces(rows: int, kv_heads: int, processors: int) -> int:
+    """Of any step of up to ``rows`` rows: more rows may have fewer pieces together, as ``cut_for``
+    gives each of them fewer."""
+    few = min(rows, FEW_ROWS) * SPLITS
+    many = range(FEW_ROWS + 1, rows + 1)
+    return max([few, *(count * cut_for(count, kv_heads, processors).most for count in many)])
+
+
 @triton.jit(do_not_specialize=["rows", "largest", "most", "programs"])
 def _plan(
     queries,
     slots,
     positions,
-    firsts,
     pieces,
     taken,
     rows,
@@ -91,7 +100,6 @@ def _plan(
     TILE: tl.constexpr,
     LAYERS: tl.constexpr,
     BLOCK: tl.constexpr,
-    FIRSTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.arange(0, BLOCK)
@@ -102,10 +110,7 @@ def _plan(
     token = tl.load(queries + row, real, 0)
     slot = tl.load(slots + token, real, 0)
     length = tl.load(positions + token, real, -1) + 1
-    first = tl.zeros([BLOCK], tl.int32)
-    if FIRSTS:
-        first = tl.load(firsts + row, real, 0) // TILE
-    tiles = (length + TILE - 1) // TILE - first
+    tiles = (length + TILE - 1) // TILE
     count = tl.minimum((tiles * TILE + largest - 1) // largest, most)
     size = tl.maximum((tiles + count - 1) // tl.maximum(count, 1), 1)
     # Rounding up may leave nothing for the last ones.
@@ -125,8 +130,8 @@ def _plan(
         tl.store(at, token, mine)
         tl.store(at + 1, slot, mine)
         tl.store(at + 2, length, mine)
-        tl.store(at + 3, first + piece * size, mine)
-        tl.store(at + 4, first + tl.minimum((piece + 1) * size, tiles), mine)
+        tl.store(at + 3, piece * size, mine)
+        tl.store(at + 4, tl.minimum((piece + 1) * size, tiles), mine)
         tl.store(at + 5, begin, mine)
         tl.store(at + 6, count, mine)
         tl.store(at + 7, row, mine)
@@ -205,7 +210,6 @@ def _decode_attention(
     partial,
     masses,
     out,
-    log_mass,
     table_width,
     layer,
     scale,
@@ -217,7 +221,6 @@ def _decode_attention(
     BLOCK_TOKENS: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
-    LOG_MASS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     group = tl.arange(0, PADDED)
@@ -268,8 +271,6 @@ def _decode_attention(
         place = out + token * (HEADS * HEAD_DIM) + heads[None, :] * HEAD_DIM + lanes[:, None]
         if count == 1:
             tl.store(place, (total / mass[None, :]).to(out.dtype.element_ty), real[None, :])
-            if LOG_MASS:
-                tl.store(log_mass + row * HEADS + heads, highest + tl.log2(mass), real)
         else:
             at = piece.to(tl.int64) * HEADS + heads
             tl.store(masses + at, highest + tl.log2(mass), real)
@@ -302,8 +303,6 @@ def _decode_attention(
                     total = total * shrink[None, :] + part * share[None, :]
                     highest = top
                 tl.store(place, (total / mass[None, :]).to(out.dtype.element_ty), real[None, :])
-                if LOG_MASS:
-                    tl.store(log_mass + row * HEADS + heads, highest + tl.log2(mass), real)
                 tl.store(arrived + row * KV_HEADS + kv_head, 0)
         work = following
 
@@ -314,7 +313,6 @@ def _few_rows(
     queries,
     slots,
     positions,
-    firsts,
     table,
     lines,
     partial,
@@ -331,7 +329,6 @@ def _few_rows(
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
-    FIRSTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -345,13 +342,10 @@ def _few_rows(
     token = tl.load(queries + row).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     length = tl.load(positions + token) + 1
-    begin = 0
-    if FIRSTS:
-        begin = tl.load(firsts + row) // TILE
-    tiles = tl.cdiv(length, TILE) - begin
+    tiles = tl.cdiv(length, TILE)
     share = tl.cdiv(tiles, SPLITS)
-    first = begin + split * share
-    last = tl.minimum(first + share, begin + tiles)
+    first = split * share
+    last = tl.minimum(first + share, tiles)
     heads = kv_head * GROUP + group
     at = (row * HEADS + heads) * SPLITS + split
     if PDL:
@@ -388,11 +382,9 @@ def _combine(
     partial,
     masses,
     out,
-    log_mass,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     SPLITS: tl.constexpr,
-    LOG_MASS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -413,8 +405,6 @@ def _combine(
     mass = tl.sum(weight, 0)
     total = tl.sum(values * weight[:, None], 0) / mass
     tl.store(out + (token * HEADS + head) * HEAD_DIM + lanes, total.to(out.dtype.element_ty))
-    if LOG_MASS:
-        tl.store(log_mass + row * HEADS + head, top + tl.log2(mass))
 
 
 class DecodeAttention:
@@ -448,8 +438,7 @@ class DecodeAttention:
         self._lines = TensorDescriptor(
             lines, list(lines.shape), list(lines.stride()), [self._tile, head_dim]
         )
-        sizes = {power_of_two(rows) >> shift for shift in range(power_of_two(rows).bit_length())}
-        most = max(size * cut_for(size, kv_heads, processors).most for size in sizes)
+        most = most_pieces(rows, kv_heads, processors)
 
         def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=region.device)
@@ -460,21 +449,15 @@ class DecodeAttention:
         self._partial = zeros(most, heads, head_dim, dtype=torch.float32)
         self._masses = zeros(most, heads, dtype=torch.float32)
         self._planned: tuple[torch.Tensor, ...] = ()
-        """queries, slots, positions, and perhaps firsts, of the step."""
+        """queries, slots, positions of the step."""
 
-    def plan(
-        self,
-        queries: torch.Tensor,
-        slots: torch.Tensor,
-        positions: torch.Tensor,
-        firsts: torch.Tensor | None = None,
-    ) -> None:
+    def plan(self, queries: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> None:
         """Takes the tokens ``queries`` for the layers that follow; once a step.
 
-        ``firsts`` int32[rows], multiples of the block size, leaves out what comes before.
+        Between this and ``attend`` a kernel must run that waits and only then lets the next begin.
         """
         rows = queries.shape[0]
-        self._planned = (queries, slots, positions, *(() if firsts is None else (firsts,)))
+        self._planned = (queries, slots, positions)
         if rows <= FEW_ROWS:
             return
         cut = cut_for(rows, self._kv_heads, self._processors)
@@ -482,7 +465,6 @@ class DecodeAttention:
             queries,
             slots,
             positions,
-            queries if firsts is None else firsts,
             self._pieces,
             self._taken,
             rows,
@@ -492,7 +474,6 @@ class DecodeAttention:
             TILE=self._tile,
             LAYERS=self._taken.shape[0],
             BLOCK=power_of_two(self._arrived.shape[0]),
-            FIRSTS=firsts is not None,
             PDL=DEPENDENT_LAUNCH,
             num_warps=4,
             **OPTIONS,
@@ -506,14 +487,10 @@ class DecodeAttention:
         *,
         rows: int,
         layer: int,
-        log_mass: torch.Tensor | None = None,
     ) -> None:
-        """Attention of the ``rows`` tokens of the plan over their context, themselves included.
-
-        ``log_mass`` float32[rows, heads] takes the logarithm (base 2) of what each head divided by.
-        """
+        """Attention of the ``rows`` tokens of the plan over their context, themselves included."""
         if rows <= FEW_ROWS:
-            self._attend_few(qkv, table, out, layer, log_mass)
+            self._attend_few(qkv, table, out, layer)
             return
         group = self._heads // self._kv_heads
         _decode_attention[(cut_for(rows, self._kv_heads, self._processors).programs,)](
@@ -526,7 +503,6 @@ class DecodeAttention:
             self._partial,
             self._masses,
             out,
-            self._masses if log_mass is None else log_mass,
             table.shape[1],
             layer,
             _LOG2_E * self._head_dim**-0.5,
@@ -538,7 +514,6 @@ class DecodeAttention:
             BLOCK_TOKENS=self._block_tokens,
             TILE=self._tile,
             STAGES=_STAGES,
-            LOG_MASS=log_mass is not None,
             PDL=DEPENDENT_LAUNCH,
             num_warps=1,
             **OPTIONS,
@@ -550,16 +525,14 @@ class DecodeAttention:
         table: torch.Tensor,
         out: torch.Tensor,
         layer: int,
-        log_mass: torch.Tensor | None,
     ) -> None:
-        queries, slots, positions, *firsts = self._planned
+        queries, slots, positions = self._planned
         rows, group = queries.shape[0], self._heads // self._kv_heads
         _few_rows[(rows, self._kv_heads, SPLITS)](
             qkv,
             queries,
             slots,
             positions,
-            firsts[0] if firsts else queries,
             table,
             self._lines,
             self._partial,
@@ -576,7 +549,6 @@ class DecodeAttention:
             TILE=self._tile,
             SPLITS=SPLITS,
             STAGES=_FEW_STAGES,
-            FIRSTS=bool(firsts),
             PDL=DEPENDENT_LAUNCH,
             num_warps=2,
             **OPTIONS,
@@ -586,11 +558,9 @@ class DecodeAttention:
             self._partial,
             self._masses,
             out,
-            self._masses if log_mass is None else log_mass,
             HEADS=self._heads,
             HEAD_DIM=self._head_dim,
             SPLITS=SPLITS,
-            LOG_MASS=log_mass is not None,
             PDL=DEPENDENT_LAUNCH,
             num_warps=2,
             **OPTIONS,

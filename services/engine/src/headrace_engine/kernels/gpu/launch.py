@@ -1,8 +1,10 @@
 """What every launch shares: programmatic dependent launch, and powers of two.
 
 With dependent launch a kernel may start while its predecessor still runs. Each of our kernels
-therefore begins by waiting for what it depends on, before it reads anything that a kernel wrote,
-and each may read constants (weights) before that wait.
+therefore waits before it reads what the kernel before it wrote, and before it writes. Before that
+wait it may read constants (weights), and what is older: a kernel that waits and only then lets the
+next one begin has seen the end of all that came before it, so what was written before such a kernel
+may be read by those after it at once. ``decode_attention`` reads so.
 """
 
 from __future__ import annotations
