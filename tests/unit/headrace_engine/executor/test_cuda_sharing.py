@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.batch import slot_sampling
 from support.gpu import DEVICE
 
 # Triton is imported below, and support.gpu chooses its interpreter before.
@@ -11,7 +12,7 @@ pytest.importorskip("triton")
 
 import torch
 from headrace_engine.executor.cuda_sharing import LEAST_GROUP, Sharing, common_beginnings
-from headrace_engine.state.batch import BatchData
+from headrace_engine.state.batch import BatchData, SlotStart
 from torch import Tensor
 
 pytestmark = pytest.mark.torch
@@ -97,3 +98,27 @@ def test_few_rows_or_little_in_common_are_left_alone() -> None:
         looked = sharing()
         looked.applied(each)
         assert not looked.worth(each, 24)
+
+
+def test_a_start_in_the_same_slots_makes_the_groups_anew() -> None:
+    looked = sharing()
+    first = batch(20, 100, 5, starts=True)
+    looked.applied(first)
+    assert looked.worth(first, 24)
+    # The same slots run again, but slots 12 to 19 with others' texts, which share two blocks.
+    other = batch(20, 100, 5, starts=True)
+    changed = other.table_slots >= 12
+    other.table_slots = other.table_slots[changed]
+    other.table_indices = other.table_indices[changed]
+    other.table_offsets = other.table_offsets[changed] + 1_000_000
+    own = other.table_indices >= 2
+    other.table_offsets[own] += other.table_slots[own] * 1000
+    tokens = np.zeros(101, np.int32)
+    other.starts = [SlotStart(s, tokens, 101, 0, slot_sampling()) for s in range(12, 20)]
+    looked.applied(other)
+    step = batch(20, 100, 5, starts=False)
+    assert looked.worth(step, 24)
+    rows = looked.rows(24)
+    assert values(rows.shared) == [80] * 12 + [32] * 8 + [0] * 4
+    assert values(rows.members[0]) == [*range(12), -1, -1, -1, -1]
+    assert values(rows.members[1]) == [*range(12, 20)] + [-1] * 8

@@ -81,7 +81,9 @@ class Sharing:
 
     def _find(self, batch: BatchData, size: int) -> bool:
         whole = batch.begins // self._block_tokens
-        shared, groups = common_beginnings(self._table[batch.slots], whole)
+        # Only as deep as is looked at: whole rows of the table are long, and most of each is empty.
+        tables = self._table[:, : max(1, int(whole.max()))][batch.slots]
+        shared, groups = common_beginnings(tables, whole)
         shared *= self._block_tokens
         self._own_from = shared
         saved = sum(int(shared[group[0]]) * (len(group) - 1) for group in groups)
