@@ -50,8 +50,9 @@ class ExecutorLimits:
 
 
 def sequence_tokens(context_tokens: int, phases: int) -> int:
-    """Positions of one sequence that batches may name: one that has ended at its context's end is in
-    as many batches more as may be in flight.
+    """Positions of one sequence that block tables have room for: its context's, and as a margin one
+    for each batch in flight. Batches name none of the margin: a sequence whose last wanted token is
+    in flight is not planned again.
     """
     return context_tokens + phases
 

@@ -509,7 +509,7 @@ class CudaExecutor:
             self._decode_step(self._inbox, rows, step, shared=shared)
         self._decoder.warm_up()
         steps = [self._rows_of(size) for size in PREFILL_SIZES]
-        for lengths in [*steps, [1, min(96, self._limits.sequence_tokens)]]:
+        for lengths in [*steps, [1, min(96, self._longest)]]:
             if sum(lengths) <= self._limits.batch_tokens and len(lengths) <= self._limits.slots:
                 self._mixed(self._idle_batch(lengths), self._phases[0], CLASSES[0])
                 # The next one writes the message that this one's copy still reads.
@@ -517,8 +517,13 @@ class CudaExecutor:
 
     def _rows_of(self, tokens: int) -> list[int]:
         """Lengths of the fewest rows that have so many tokens."""
-        whole, rest = divmod(tokens, self._limits.sequence_tokens)
-        return [self._limits.sequence_tokens] * whole + [rest] * (rest > 0)
+        whole, rest = divmod(tokens, self._longest)
+        return [self._longest] * whole + [rest] * (rest > 0)
+
+    @property
+    def _longest(self) -> int:
+        """Tokens of the longest row: there are no angles for positions beyond."""
+        return min(self._limits.sequence_tokens, self._weights.rope.shape[0])
 
     def _captured_steps(self) -> list[tuple[int, StepClass, bool]]:
         """Rows, class, and whether a common beginning is read once; of all decode steps."""
