@@ -251,11 +251,13 @@ async def test_what_an_empty_server_lost_continues_when_it_is_submitted_again(
 
 
 @pytest.mark.case("BR-29")
+@pytest.mark.parametrize("io_process", ["off", "on"])
 async def test_a_request_that_kills_engines_ends_in_the_dead_letters_and_others_are_served(
-    server: RedisServer, start: Start
+    server: RedisServer, start: Start, io_process: str
 ) -> None:
     def faulty() -> Process:
-        return start("--lease-ms", "600", module="support.faulty_engine")
+        given = ("--lease-ms", "600", "--io-process", io_process)
+        return start(*given, module="support.faulty_engine")
 
     fleet = [faulty(), faulty()]
     assert all(engine.ready for engine in fleet)

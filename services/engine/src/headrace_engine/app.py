@@ -35,7 +35,7 @@ from headrace_transport.errors import ServerUnsuitable, TransportUnavailable
 from headrace_transport.interface import EngineInfo, EngineWire
 from headrace_transport.options import WireOptions
 
-from headrace_engine.errors import EngineFailed, ModelRejected
+from headrace_engine.errors import EngineDied, EngineFailed, ModelRejected
 from headrace_engine.host.base import Host, Served
 from headrace_engine.host.process import CHILD, ProcessHost
 from headrace_engine.host.threads import Load, ThreadHost
@@ -289,8 +289,9 @@ class EngineProcess:
         if not engine.done():
             await _unless_done(engine, intake.drain(self._grace_s))
         if engine.done():
-            await intake.abandon()
-            return engine.result() or EngineFailed("the engine ended by itself")
+            failure = engine.result()
+            await intake.abandon(told=not isinstance(failure, EngineDied))
+            return failure or EngineFailed("the engine ended by itself")
         host.door.close()
         try:
             async with asyncio.timeout(_LAST_STEP_S):

@@ -6,6 +6,7 @@ EngineError
 ├── ModelRejected       the engine refuses to start with these weights
 ├── JournalRejected     a file is no journal, or not a whole one; nothing of it is believed
 └── EngineFailed        the process is not trustworthy; it exits
+    └── EngineDied      it is gone without a word: what it did last is not known
 """
 
 from __future__ import annotations
@@ -49,3 +50,7 @@ class EngineFailed(EngineError):
     """The device or an invariant broke: the process exits and its requests migrate."""
 
     code = Code.ENGINE_FAILED
+
+
+class EngineDied(EngineFailed):
+    """The engine's process is gone, or its pipe is, before it said what became of its requests."""

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from headrace_engine.errors import EngineDraining, EngineFailed
+from headrace_engine.errors import EngineDied, EngineDraining
 from headrace_engine.host import process
 from headrace_engine.host.process import ProcessHost
 from headrace_engine.settings import EngineSettings
@@ -35,7 +35,7 @@ async def test_a_process_that_dies_at_work_is_an_end_with_its_exit_code() -> Non
         engine.push(1, [POISON], 5)
         failure = await asyncio.wait_for(run, LIMIT_S)
 
-        assert isinstance(failure, EngineFailed)
+        assert isinstance(failure, EngineDied)
         assert "exit code 70" in str(failure)
         assert (engine.tokens(1), engine.ends(1)) == ([], [])  # that it began may be told by then
         with pytest.raises(EngineDraining):
@@ -80,7 +80,7 @@ async def test_signals_that_a_terminal_sends_to_both_do_not_end_it() -> None:
             os.kill(engine.host.pid, number)
         engine.push(1, [5], 3)
         await engine.until(lambda: bool(engine.ends(1)))
-        engine.host.door.drain()
+        engine.host.door.close()
 
         assert await asyncio.wait_for(run, LIMIT_S) is None
 
@@ -88,7 +88,7 @@ async def test_signals_that_a_terminal_sends_to_both_do_not_end_it() -> None:
 async def test_one_that_dies_before_it_serves_says_so() -> None:
     host = ProcessHost(SETTINGS, "e-1", ("-c", "raise SystemExit(3)"))
     try:
-        with pytest.raises(EngineFailed, match="exit code 3"):
+        with pytest.raises(EngineDied, match="exit code 3"):
             await host.load(lambda _: None)
     finally:
         await host.close()

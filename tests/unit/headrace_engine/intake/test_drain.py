@@ -68,8 +68,39 @@ async def test_only_what_no_pass_has_touched_is_handed_back_when_the_engine_fail
         await bench.submit(make_record("waits"))
         await bench.pushed(2)
         bench.intake.take([bench.fake.fail()])
-        await bench.intake.abandon()
+        await bench.intake.abandon(told=True)
 
         assert await status(bench, "ran") == "running"
         assert await status(bench, "waits") == "queued"
         assert bench.intake.state().held == 0
+
+
+@pytest.mark.rule("threads.two-processes")
+async def test_what_an_engine_had_that_died_without_a_word_is_not_handed_back() -> None:
+    bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
+    async with bench.running():
+        await bench.submit(make_record("given"))  # it may have been what killed it
+        await bench.pushed(1)
+        bench.fake.draining = True
+        await bench.submit(make_record("late"))
+        await until(lambda: bench.intake.state().held == 2)
+        await bench.intake.abandon(told=False)
+
+        assert await status(bench, "given") == "running"
+        assert await status(bench, "late") == "queued"
+        assert bench.intake.state().held == 0
+    assert bench.value("headrace_engine_requests_let_go_total", why="failed") == 1
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_what_had_ended_before_the_engine_failed_is_settled(told: bool) -> None:
+    bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
+    async with bench.running():
+        await bench.submit(make_record("ended", max_new_tokens=1))
+        await bench.pushed(1)
+        bench.step()  # its end is not published yet
+        await bench.intake.abandon(told=told)
+
+        assert await status(bench, "ended") == "finished"
+        assert bench.intake.state().held == 0
+    assert bench.value("headrace_engine_requests_let_go_total", why="failed") == 0

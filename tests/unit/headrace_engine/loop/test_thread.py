@@ -226,6 +226,22 @@ def test_a_failed_batch_gives_everybody_an_end_and_ends_the_loop(phases: int) ->
         rig.push([1], 1)
 
 
+@BOTH
+@pytest.mark.rule("loop.failed-batch-ends-all")
+def test_whoever_was_in_the_batch_that_failed_is_told_to_have_started(phases: int) -> None:
+    executor = TokenExactExecutor()
+    executor.broken_pass = 1
+    rig = Rig(executor=executor, phases=phases, max_batch=1, max_waiting=1)
+    first, waiting = (rig.push([i, 1, 2], 20) for i in range(2))
+    with pytest.raises(EngineFailed, match="the device broke"):
+        rig.loop.run()
+    for outputs in rig.door.take_outputs(0) or []:
+        rig.hear(outputs)
+    assert rig.choice(first).started is not None
+    assert rig.choice(waiting).started is None
+    assert rig.choice(waiting).end is not None
+
+
 @pytest.mark.rule("loop.failed-batch-ends-all")
 def test_a_broken_invariant_tells_everybody_before_the_process_ends(
     monkeypatch: pytest.MonkeyPatch,

@@ -162,7 +162,7 @@ def test_an_end_with_a_code_and_numbers_of_numpy_arrives_as_plain_ones() -> None
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_messages_that_come_in_pieces_come_out_whole_and_in_order(size: int) -> None:
-    data = b"".join(pack(Kind.LOADING, i, bytes(i)) for i in range(40)) + pack(Kind.DRAIN)
+    data = b"".join(pack(Kind.LOADING, i, bytes(i)) for i in range(40)) + pack(Kind.CLOSE)
     unpacker = Unpacker()
     messages: list[Message] = []
     for at in range(0, len(data), size):
@@ -170,7 +170,7 @@ def test_messages_that_come_in_pieces_come_out_whole_and_in_order(size: int) -> 
 
     assert [message.text for message in messages] == [*(b"%d" % i for i in range(40)), b""]
     assert [len(message.body) for message in messages] == [*range(40), 0]
-    assert messages[-1].kind is Kind.DRAIN
+    assert messages[-1].kind is Kind.CLOSE
 
 
 def test_what_json_cannot_say_does_not_cross() -> None:

@@ -87,11 +87,11 @@ def test_messages_are_received_in_order_until_the_other_end_closes(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     pipe = Pipe(ends[1])
-    ends[0].sendall(pack(Kind.DRAIN) + pack(Kind.CLOSE)[:5])
+    ends[0].sendall(pack(Kind.CANCEL) + pack(Kind.CLOSE)[:5])
     ends[0].sendall(pack(Kind.CLOSE)[5:])
     ends[0].close()
 
-    assert [message.kind for message in pipe.receive()] == [Kind.DRAIN, Kind.CLOSE]
+    assert [message.kind for message in pipe.receive()] == [Kind.CANCEL, Kind.CLOSE]
 
 
 def test_outputs_are_sent_by_whoever_tells_them(ends: tuple[socket.socket, socket.socket]) -> None:

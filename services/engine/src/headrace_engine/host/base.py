@@ -30,15 +30,11 @@ class HostDoor(Protocol):
     """The engine's door as io sees it, wherever the engine is."""
 
     def push(self, request: Request) -> None:
-        """Hands a request over; raises ``EngineDraining`` once drained or closed."""
+        """Hands a request over; raises ``EngineDraining`` once closed."""
         ...
 
     def cancel(self, cancel: Cancel) -> None:
         """Ends a request in whatever state; a no-op for one that has ended or is unknown."""
-        ...
-
-    def drain(self) -> None:
-        """Refuses new requests; the engine finishes what it has, and then ends."""
         ...
 
     def close(self) -> None:
@@ -66,7 +62,8 @@ class Host(Protocol):
     async def run(self, hand_over: Callable[[list[PassOutputs]], None]) -> BaseException | None:
         """Runs the engine until it ends; then everything it told was handed over, in order.
 
-        Returns what ended it, or None: it was drained or closed. ``hand_over`` is called on the io
+        Returns what ended it, or None: it was closed. ``EngineDied``: it did not tell
+        everything. ``hand_over`` is called on the io
         thread.
         """
         ...

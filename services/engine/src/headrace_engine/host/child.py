@@ -73,6 +73,7 @@ class _EngineMain:
         self._memory = memory
         self._load = load
         self._door: NewestCell[EngineGateway | None] = NewestCell(None)
+        self._io_gone = threading.Event()
 
     def run(self, messages: Iterator[Message]) -> int:
         """The engine thread is this one."""
@@ -117,7 +118,7 @@ class _EngineMain:
         self._pipe.send(pack_ended(failure))
         end_journal(core, self._settings, self._engine, failed=failure is not None)
         core.executor.close()
-        return self._leave(OK if failure is None else FAILED)
+        return self._leave(OK if failure is None and not self._io_gone.is_set() else FAILED)
 
     def _leave(self, code: int, *last: bytes) -> int:
         for message in last:
@@ -140,6 +141,7 @@ class _EngineMain:
             door = self._door.get()
             assert door is not None, "nothing is said to an engine that is not loaded"
             _obey(door, message)
+        self._io_gone.set()
         door = self._door.get()
         if door is not None:  # what runs ends here, and goes on elsewhere once its lease is over
             log.error("engine.io_gone")
@@ -156,8 +158,6 @@ def _obey(door: EngineGateway, message: Message) -> None:
                 return  # the loop has ended by itself: io finds that out, and hands it back
         case Kind.CANCEL:
             door.cancel(unpack_cancel(message))
-        case Kind.DRAIN:
-            door.drain()
         case Kind.CLOSE:
             door.close()
         case _:

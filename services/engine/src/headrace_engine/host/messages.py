@@ -61,7 +61,7 @@ def pack_ended(failure: BaseException | None) -> bytes:
 
 
 def unpack_ended(message: Message) -> str | None:
-    """What ended the engine, or None: it was drained or closed."""
+    """What ended the engine, or None: it was closed."""
     return json.loads(message.text) if message.text else None
 
 

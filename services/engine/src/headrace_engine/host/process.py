@@ -14,7 +14,7 @@ from typing import Final
 
 from headrace_kit.log import get_logger
 
-from headrace_engine.errors import EngineDraining, EngineFailed
+from headrace_engine.errors import EngineDied, EngineDraining, EngineFailed
 from headrace_engine.host.base import HostDoor, Served
 from headrace_engine.host.messages import (
     pack_start,
@@ -142,14 +142,14 @@ class ProcessHost(asyncio.Protocol):
         transport.write(pack_start(self._settings, self._engine))
         self._door = _SentDoor(transport)
 
-    async def _death(self) -> EngineFailed:
+    async def _death(self) -> EngineDied:
         """Why a process is gone that did not say so."""
         assert self._process is not None
         code = await _exit_code(self._process, _END_S)
         if code is None:
-            return EngineFailed("the engine's process closed its pipe")
+            return EngineDied("the engine's process closed its pipe")
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return EngineFailed(f"the engine's process died: {how}")
+        return EngineDied(f"the engine's process died: {how}")
 
     # what the event loop calls
 
@@ -188,7 +188,7 @@ class ProcessHost(asyncio.Protocol):
 
     def _finish(self) -> None:
         if self._door is not None:
-            self._door.drained = True
+            self._door.closed = True
         self._loaded.set()
         self._over.set()
 
@@ -198,22 +198,18 @@ class _SentDoor:
 
     def __init__(self, transport: asyncio.WriteTransport) -> None:
         self._transport = transport
-        self.drained = False
+        self.closed = False
 
     def push(self, request: Request) -> None:
-        if self.drained:
+        if self.closed:
             raise EngineDraining("the engine takes no more requests")
         self._send(pack_request(request))
 
     def cancel(self, cancel: Cancel) -> None:
         self._send(pack_cancel(cancel))
 
-    def drain(self) -> None:
-        self.drained = True
-        self._send(pack(Kind.DRAIN))
-
     def close(self) -> None:
-        self.drained = True
+        self.closed = True
         self._send(pack(Kind.CLOSE))
 
     def _send(self, data: bytes) -> None:

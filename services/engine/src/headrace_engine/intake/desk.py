@@ -70,6 +70,7 @@ class Desk:
     def push(self, held: Held, request: Request) -> None:
         """Hands an opened request to the engine. Raises ``EngineDraining``."""
         self._door.push(request)
+        held.pushed = True
         self.holdings.entered(held.handle, request.n - len(request.finished))
 
     def cancel_marked(self, request: str, marks: Sequence[CancelMark]) -> None:

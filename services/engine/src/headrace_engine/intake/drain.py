@@ -2,7 +2,7 @@
 
 Owner    io thread
 Writes   Holdings, through the desk
-Never    takes longer than its grace and the time of two exchanges
+Never    takes longer than its grace and the time of four exchanges
 Rules    drain.nothing-vanishes
 Next     headrace_engine.app
 """
@@ -63,17 +63,25 @@ class Drainer:
         await self._within(_EXCHANGE_S, self._write_down())
         await self._hand_back(self._desk.holdings)
 
-    async def abandon(self) -> None:
+    async def abandon(self, *, told: bool) -> None:
         """After the engine failed: hands back what no pass has touched, without blame.
 
         The leases of what ran are left to lapse: a request that breaks engines is counted so.
+        An engine that died has not ``told`` everything. Any request that it was given may have
+        been in the pass that killed it, so that only what never reached it is without blame.
         """
         self._keeper.state = "draining"
         await self._within(_EXCHANGE_S, self._stop_claiming())
-        await self._hand_back_waiting()
+        await self._within(_EXCHANGE_S, self._publisher.flushed())
+        await self._hand_back(
+            held
+            for held in self._desk.holdings
+            if not held.over and not (held.started if told else held.pushed)
+        )
         for held in self._desk.holdings:
-            if not held.over:  # a process that died has said nothing of it
+            if not held.over:
                 self._desk.let_go(held, "failed")
+        await self._wait_until_empty(_EXCHANGE_S)  # what has ended is being settled
 
     async def _hand_back_waiting(self) -> None:
         await self._hand_back(

@@ -39,8 +39,10 @@ class Held:
     """Process that its rows go to now."""
     slot: int
     """Of choice 0 there."""
+    pushed: bool = False
+    """The engine was given it."""
     started: bool = False
-    """A pass has run some of it."""
+    """The engine has told that a pass ran some of it."""
     ends: dict[int, RowFinish] = field(default_factory=dict[int, RowFinish])
     """Terminal status of each choice whose terminal row is published. ``row`` is the choice."""
     ended_before: frozenset[int] = frozenset()

@@ -165,9 +165,12 @@ class Intake:
         """Ends what can end within ``grace_s`` and hands the rest back; ``run`` goes on meanwhile."""
         await self._drainer.drain(grace_s)
 
-    async def abandon(self) -> None:
-        """After the engine failed: no further claim; what no pass has touched goes back at once."""
-        await self._drainer.abandon()
+    async def abandon(self, *, told: bool) -> None:
+        """After the engine failed: no further claim; what no pass has touched goes back at once.
+
+        Not ``told``: it died without a word, and what it was given does not go back.
+        """
+        await self._drainer.abandon(told=told)
 
     def state(self) -> IntakeState:
         """What io holds now."""

@@ -364,6 +364,7 @@ class EngineLoop:
     def _abandon(self, failure: EngineFailed) -> None:
         """Everything resident, and everything at the door, is told that the engine failed."""
         now_s = self._clock.monotonic()
+        self._tell_started(now_s)  # whoever was in the batch that failed may be to blame
         self._lifecycle.abort(Code.ENGINE_FAILED, str(failure), FinishReason.ERROR, now_s)
         self._notify()
         self._ranks.abandon()

@@ -46,8 +46,7 @@ class Kind(IntEnum):
     """To the engine: its settings. The first of all."""
     PUSH = 2
     CANCEL = 3
-    DRAIN = 4
-    CLOSE = 5
+    CLOSE = 4
     LOADING = 16
     """From the engine: percent of the weights."""
     READY = 17
