@@ -38,7 +38,8 @@ def test_the_readme_names_every_example() -> None:
     readme = (EXAMPLES / "README.md").read_text()
     for path in EXAMPLES.iterdir():
         if path.name not in ("README.md", "__pycache__"):
-            assert f"({path.name})" in readme
+            named = f"({path.name}/" if path.is_dir() else f"({path.name})"
+            assert named in readme
 
 
 def test_curl(stack: ServedStack) -> None:
