@@ -43,7 +43,7 @@ from headrace_gateway.settings import GatewaySettings
 from headrace_gateway.text.pipeline import TextPipeline
 from headrace_kit.clock import Clock, SystemClock
 from headrace_kit.metrics import Registry
-from headrace_transport.interface import Claimed, EngineInfo, EngineWire, GatewayWire
+from headrace_transport.interface import Claimed, EngineInfo, EngineWire, GatewayWire, Lease
 from headrace_transport.memory import MemoryBroker, MemoryEngineWire, MemoryGatewayWire
 from support.toy_tokenizers import byte_level
 
@@ -389,6 +389,22 @@ class Gateway:
                 if sample.name == name and labels.items() <= sample.labels.items():
                     return sample.value
         return 0.0
+
+
+class LateAttach(MemoryGatewayWire):
+    """An attach stays on its way until it is let through; somebody else may come first."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.on_its_way = asyncio.Event()
+        self.through = asyncio.Event()
+
+    async def attach(
+        self, request: str, gateway: str, slot: int, first: int, *, keeping: bool = False
+    ) -> Lease | None:
+        self.on_its_way.set()
+        await self.through.wait()
+        return await super().attach(request, gateway, slot, first, keeping=keeping)
 
 
 class Stack:

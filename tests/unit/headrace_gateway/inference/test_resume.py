@@ -12,7 +12,18 @@ from headrace_gateway.inference.calls import SamplingCall
 from headrace_gateway.inference.resume import EdgeNote, parse_cursor, place, record_ids
 from headrace_transport.interface import Lease, RequestState
 from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
-from support.wire import CALLER, Gateway, Stack, call, done, eventually, finishes, read, texts
+from support.wire import (
+    CALLER,
+    Gateway,
+    LateAttach,
+    Stack,
+    call,
+    done,
+    eventually,
+    finishes,
+    read,
+    texts,
+)
 
 LENGTH = FinishReason.LENGTH
 
@@ -219,25 +230,9 @@ async def closed(gateway: Gateway) -> bool:
     return gateway.value("headrace_gateway_requests_open") == 0
 
 
-class SlowAttach(MemoryGatewayWire):
-    """Its attaches reach the server late, when somebody else may have taken the request up."""
-
-    def __init__(self, broker: MemoryBroker) -> None:
-        super().__init__(broker)
-        self.on_its_way = asyncio.Event()
-        self.through = asyncio.Event()
-
-    async def attach(
-        self, request: str, gateway: str, slot: int, first: int, *, keeping: bool = False
-    ) -> Lease | None:
-        self.on_its_way.set()
-        await self.through.wait()
-        return await super().attach(request, gateway, slot, first, keeping=keeping)
-
-
 async def test_a_gateway_that_looks_after_a_stream_does_not_take_it_back() -> None:
     stack = Stack()
-    slow = SlowAttach(stack.broker)
+    slow = LateAttach(stack.broker)
     first = Gateway(slow, resume_grace_s=30)
     second = Gateway(MemoryGatewayWire(stack.broker), name="gateway-b")
     async with first.running() as service, second.running() as other:

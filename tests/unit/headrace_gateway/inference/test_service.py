@@ -20,12 +20,11 @@ from headrace_gateway.errors import (
     RequestNotFound,
 )
 from headrace_gateway.inference.calls import KeepAlive, SamplingCall, TokenPrompt
-from headrace_transport.interface import Lease
-from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
 from support.wire import (
     CALLER,
     END,
     Gateway,
+    LateAttach,
     Stack,
     call,
     done,
@@ -413,22 +412,6 @@ async def test_a_drain_waits_for_its_readers_to_tell_their_clients() -> None:
         assert not drained.done()
         await running.aclose()
         await drained
-
-
-class LateAttach(MemoryGatewayWire):
-    """An attach stays on its way until it is let through."""
-
-    def __init__(self, broker: MemoryBroker) -> None:
-        super().__init__(broker)
-        self.on_its_way = asyncio.Event()
-        self.through = asyncio.Event()
-
-    async def attach(
-        self, request: str, gateway: str, slot: int, first: int, *, keeping: bool = False
-    ) -> Lease | None:
-        self.on_its_way.set()
-        await self.through.wait()
-        return await super().attach(request, gateway, slot, first, keeping=keeping)
 
 
 async def test_a_stream_is_handed_over_only_when_nothing_can_take_it_back() -> None:
