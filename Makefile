@@ -131,7 +131,7 @@ test: setup ## set up, then everything that needs no GPU and no container engine
 check: lint types arch rules gen-check test-unit ## what a person runs before pushing
 
 bench: setup ## run bench/NAME.py: make bench name=NAME ARGS=…
-	@if [ -z "$(name)" ]; then ls bench/*.py | sed 's|bench/\(.*\)\.py|  make bench name=\1|'; \
+	@if [ -z "$(name)" ]; then grep -l '^if __name__' bench/*.py | sed 's|bench/\(.*\)\.py|  make bench name=\1|'; \
 	else $(BIN)/python bench/$(name).py $(ARGS); fi
 
 clean: ## remove caches and build products, keep .venv
