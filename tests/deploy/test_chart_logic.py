@@ -258,7 +258,10 @@ def test_engines_give_way_first_and_gateways_last() -> None:
 
 def test_who_scales_decides_the_number_alone() -> None:
     docs = rendered(EXAMPLES["cpu"])
-    assert "replicas" not in one(docs, "Deployment", GATEWAY)["spec"]
+    for name in (GATEWAY, "rel-headrace-smollm2"):
+        assert "replicas" not in one(docs, "Deployment", name)["spec"]
+        scaler = one(docs, "HorizontalPodAutoscaler", name)["spec"]
+        assert scaler["scaleTargetRef"]["name"] == name
     many = rendered(EXAMPLES["multi-model"])
     assert "replicas" not in one(many, "Deployment", "rel-headrace-large")["spec"]
     scaled = one(many, "ScaledObject", "rel-headrace-large")["spec"]
@@ -267,6 +270,25 @@ def test_who_scales_decides_the_number_alone() -> None:
     assert lists == {"hr:{large}:queued", "hr:{large}:expiries"}
     assert settings_of(many, GATEWAY)["gateway"]["scale_from_zero"] is True
     assert "scale_from_zero" not in settings_of(docs, GATEWAY)["gateway"]
+
+
+def test_autoscalers_ask_for_what_their_adapters_serve() -> None:
+    more = {"type": "Pods", "pods": {"metric": {"name": "x"}, "target": {"averageValue": "3"}}}
+    docs = render(
+        {
+            "gateway": {"autoscaling": {"enabled": True, "metrics": [more]}},
+            **engine(workload="StatefulSet", autoscaling={"enabled": True, "heldPerReplica": 9}),
+        }
+    )
+    cpu, added = one(docs, "HorizontalPodAutoscaler", GATEWAY)["spec"]["metrics"]
+    assert cpu["resource"]["name"] == "cpu"
+    assert added == more
+    found = one(docs, "HorizontalPodAutoscaler", ENGINE)["spec"]
+    assert found["scaleTargetRef"]["kind"] == "StatefulSet"
+    (held,) = found["metrics"]
+    name = held["pods"]["metric"]["name"]
+    assert held["pods"]["target"] == {"type": "AverageValue", "averageValue": "9"}
+    assert f"`{name}`" in (ROOT / "docs/reference/metrics.md").read_text()
 
 
 def test_a_server_of_ones_own_is_reached_as_it_wants() -> None:
@@ -488,6 +510,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "engines between nothing": (
         engine(keda={"enabled": True, "minReplicas": 5, "maxReplicas": 2}),
         "models.m.keda.minReplicas is 5",
+    ),
+    "engines of an autoscaler between nothing": (
+        engine(autoscaling={"enabled": True, "minReplicas": 5, "maxReplicas": 2}),
+        "models.m.autoscaling.minReplicas is 5",
+    ),
+    "an autoscaler that knows no zero": (
+        engine(autoscaling={"enabled": True, "minReplicas": 0}),
+        r"autoscaling[./]minReplicas",
+    ),
+    "two who scale": (
+        engine(autoscaling={"enabled": True}, keda={"enabled": True}),
+        "models.m.keda and models.m.autoscaling are both enabled",
+    ),
+    "one claim for as many as may come": (
+        engine(autoscaling={"enabled": True, "maxReplicas": 3}, cache={"type": "claim"}),
+        "models.m.cache: 3 engines .* ReadWriteMany",
     ),
     "zero without a queue": (
         {

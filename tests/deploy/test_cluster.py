@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,6 +23,7 @@ import pytest
 from containers.daemon import Daemon
 from support.following import Followed, follow
 from support.kubernetes import Cluster, Refused, Release, until
+from support.metrics_api import metrics_api
 from support.timings import Timings
 
 pytestmark = pytest.mark.timeout(600)
@@ -335,6 +337,48 @@ def test_engines_and_gateways_scale_from_one_to_three_and_back(
     for what, seconds in taken.items():
         timings(f"scaling: {what}", seconds)
     timings(f"scaling: {summary(ended)}", 0.0)
+
+
+def test_autoscalers_follow_the_load_up_and_down(
+    served: Served, cluster: Cluster, timings: Timings, tmp_path: Path
+) -> None:
+    release = served.release
+    scaler = {
+        "enabled": True,
+        "minReplicas": 1,
+        "maxReplicas": 3,
+        "behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}},
+    }
+    following = {
+        "gateway": {"autoscaling": scaler},
+        "engineDefaults": {"autoscaling": {**scaler, "heldPerReplica": 10}},
+    }
+
+    def settled(replicas: int) -> bool:
+        return all(
+            release.ready(each) == _all_pods(release, each) == replicas
+            for each in ("gateway", "engine")
+        )
+
+    def follow_up() -> None:
+        took = until(lambda: settled(3), f"not three of each: {scalers(release)}")
+        timings("autoscalers: from one to three of each under 50 streams", took)
+
+    with metrics_api(cluster, tmp_path):
+        release.upgrade(following)
+        until(lambda: settled(1), f"not one of each: {scalers(release)}")
+        ended = asyncio.run(under_load(served, follow_up))
+        took = until(lambda: settled(1), f"not one of each again: {scalers(release)}")
+        timings("autoscalers: from three to one of each when it is quiet", took)
+        off = {"autoscaling": {"enabled": False}}
+        release.upgrade({"gateway": off, "engineDefaults": off})
+    check(served, ended)
+    timings(f"autoscalers: {summary(ended)}", 0.0)
+
+
+def scalers(release: Release) -> str:
+    """What they see and decide, for failures."""
+    return release.kubectl("describe", "horizontalpodautoscalers")
 
 
 def _all_pods(release: Release, component: str) -> int:

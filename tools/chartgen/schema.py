@@ -109,6 +109,7 @@ BY_PATH: Final[Mapping[str, Schema]] = {
     "gateway.service.externalTrafficPolicy": {"enum": ["", "Cluster", "Local"]},
     "gateway.service.httpPort": {"type": "integer", "minimum": 1, "maximum": 65535},
     "gateway.service.grpcPort": {"type": "integer", "minimum": 1, "maximum": 65535},
+    "gateway.autoscaling.metrics": _LIST,
     "gateway.autoscaling.minReplicas": {"type": "integer", "minimum": 1},
     "gateway.autoscaling.maxReplicas": {"type": "integer", "minimum": 1},
     "gateway.autoscaling.targetCPUUtilizationPercentage": {
@@ -121,6 +122,9 @@ BY_PATH: Final[Mapping[str, Schema]] = {
     "engineDefaults.cache.type": {"enum": ["emptyDir", "claim", "existingClaim"]},
     "engineDefaults.shmSize": _QUANTITY,
     "engineDefaults.startupSeconds": {"type": "integer", "minimum": 1},
+    "engineDefaults.autoscaling.minReplicas": {"type": "integer", "minimum": 1},
+    "engineDefaults.autoscaling.maxReplicas": {"type": "integer", "minimum": 1},
+    "engineDefaults.autoscaling.heldPerReplica": {"type": "integer", "minimum": 1},
     "engineDefaults.keda.maxReplicas": {"type": "integer", "minimum": 1},
     "engineDefaults.keda.queuedPerReplica": {"type": "integer", "minimum": 1},
     "engineDefaults.keda.runningPerReplica": {"type": "integer", "minimum": 1},

@@ -105,7 +105,10 @@ start controllers "$BIN/kube-controller-manager" --kubeconfig="$pki/controllers.
     --service-account-private-key-file="$pki/accounts.key" --root-ca-file="$pki/ca.crt" \
     --cluster-signing-cert-file="$pki/ca.crt" --cluster-signing-key-file="$pki/ca.key" \
     --use-service-account-credentials --allocate-node-cidrs --cluster-cidr=$POD_NET \
-    --node-cidr-mask-size=24 --service-cluster-ip-range=$SERVICE_NET
+    --node-cidr-mask-size=24 --service-cluster-ip-range=$SERVICE_NET \
+    --horizontal-pod-autoscaler-sync-period=2s \
+    --horizontal-pod-autoscaler-initial-readiness-delay=2s \
+    --horizontal-pod-autoscaler-cpu-initialization-period=5s
 start scheduler "$BIN/kube-scheduler" --kubeconfig="$pki/scheduler.conf" \
     --bind-address=127.0.0.1 --port=0 --secure-port=16259 --leader-elect=false
 
