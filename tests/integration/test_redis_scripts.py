@@ -19,6 +19,7 @@ from headrace_transport.connection import (
     connect_engine,
     connect_gateway,
 )
+from headrace_transport.errors import CommandFailed
 from headrace_transport.interface import FIRST_FRAME, ApiKey
 from headrace_transport.options import WireOptions
 from headrace_transport.replies import (
@@ -491,16 +492,18 @@ async def test_many_keys_are_read_in_parts(
             )
         )
     sizes: list[int] = []
-    pipeline = Server.pipeline
+    answers = Server.answers
 
-    async def counted(server: Server, commands: Sequence[Sequence[Argument]]) -> list[Reply]:
+    async def counted(
+        server: Server, commands: Sequence[Sequence[Argument]]
+    ) -> list[Reply | CommandFailed]:
         sizes.append(len(commands))
-        return await pipeline(server, commands)
+        return await answers(server, commands)
 
-    monkeypatch.setattr(Server, "pipeline", counted)
+    monkeypatch.setattr(Server, "answers", counted)
     monkeypatch.setattr(api_keys, "_AT_ONCE", 2)
     assert [key.public_id for key in await gateway.api_keys()] == names
-    assert sizes == [1, 2, 2, 1]
+    assert sizes == [2, 2, 1]
 
 
 async def test_sweep_makes_files_stay_that_a_card_names(
@@ -522,6 +525,72 @@ async def test_sweep_makes_files_stay_that_a_card_names(
     assert as_int(await redis("PTTL", keys.blob(other))) <= LEASE_MS
     assert await engine.put_blob(b"left") == other
     assert as_int(await redis("PTTL", keys.blob(other))) > LEASE_MS
+
+
+async def test_files_of_engines_that_put_cards_at_once(
+    redis: Redis, engine: RedisEngineWire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = [await engine.put_blob(name) for name in (b"old", b"new", b"both")]
+    old, new, both = digests
+
+    def card(model: str, *digests: str) -> ModelCard:
+        return ModelCard(
+            version=WIRE_VERSION, model=model, files={d: f"sha256:{d}" for d in digests}
+        )
+
+    await engine.put_card(card(MODEL, old, both))
+    run, others = Server.run, [card("second", both)]
+
+    async def interrupted(
+        server: Server, name: str, names: Sequence[str], arguments: Sequence[Argument]
+    ) -> Reply:
+        """Another engine's card comes after the first has read what files are named."""
+        if name == "touch_files" and others:
+            await engine.put_card(others.pop())
+        return await run(server, name, names, arguments)
+
+    monkeypatch.setattr(Server, "run", interrupted)
+    await engine.put_card(card(MODEL, new))
+    assert not others
+    left = {digest: as_int(await redis("PTTL", keys.blob(digest))) for digest in digests}
+    assert left.pop(old) > LEASE_MS
+    assert set(left.values()) == {FOR_EVER}
+
+    # what is named no more when it is made to stay ends all the same
+    others = [card(MODEL, both)]
+    await redis("PEXPIRE", keys.blob(new), LEASE_MS)
+    await engine.reap(MODEL)
+    assert not others
+    assert as_int(await redis("PTTL", keys.blob(new))) > 0
+
+
+async def test_a_card_that_cannot_be_read_keeps_files_from_ending(
+    redis: Redis, engine: RedisEngineWire
+) -> None:
+    old = await engine.put_blob(b"old")
+    files = {"tokenizer.json": f"sha256:{old}"}
+    await engine.put_card(ModelCard(version=WIRE_VERSION, model=MODEL, files=files))
+    await redis("ZADD", keys.MODELS, "+inf", "damaged")
+    await redis("SET", keys.card("damaged"), b"\xff")
+    await engine.put_card(ModelCard(version=WIRE_VERSION, model=MODEL))
+    assert as_int(await redis("PTTL", keys.blob(old))) == FOR_EVER
+
+
+async def test_when_a_key_was_deleted_is_counted_in_milliseconds(
+    redis: Redis, gateway: RedisGatewayWire
+) -> None:
+    await redis("HSET", keys.api_key("hrk_1"), "name", "x")
+    assert await gateway.forget_api_key("hrk_1")
+
+    async def at_ms() -> int:
+        return as_int(await redis("ZSCORE", keys.FORGOTTEN_KEYS, "hrk_1"))
+
+    seconds, _ = as_list(await redis("TIME"))
+    assert abs(await at_ms() - as_int(seconds) * 1000) < 60_000
+    # of an earlier release: in seconds, so that it counts as older than any other
+    await redis("ZADD", keys.FORGOTTEN_KEYS, as_int(seconds), "hrk_1")
+    assert await gateway.api_key_is_forgotten("hrk_1")
+    assert abs(await at_ms() - as_int(seconds) * 1000) < 60_000
 
 
 async def test_append_log_of_a_claimed_request_counts_per_choice(

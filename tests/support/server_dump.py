@@ -150,8 +150,8 @@ def moved_to(dumped: Json, now_ms: int) -> Json:
 
 
 def undated(data: bytes) -> bytes:
-    """Without times and without ids of entries."""
-    return _TIME.sub(b"<time>", data)
+    """Without times and without ids of entries; what counts in seconds is told apart."""
+    return _TIME.sub(lambda found: b"<seconds>" if found["s"] else b"<time>", data)
 
 
 def undated_keys(dumped: Json) -> Json:

@@ -51,7 +51,7 @@ MODEL = "toy"
 END = 256
 """Id of the toy model's end token; every other one is a byte."""
 CONTEXT = 128
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 """How long a test waits for what must happen."""
 
 CALLER = Caller(

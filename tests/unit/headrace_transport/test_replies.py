@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from headrace_contracts.pb.queue_pb2 import LogEntry
 from headrace_transport.errors import CommandFailed
 from headrace_transport.replies import (
     Reply,
@@ -12,6 +13,8 @@ from headrace_transport.replies import (
     as_int,
     as_list,
     as_text,
+    decoded,
+    given,
 )
 
 
@@ -24,6 +27,17 @@ def test_integers_come_in_several_shapes() -> None:
 def test_absent_array_is_empty() -> None:
     assert as_list(None) == []
     assert as_fields(None) == {}
+
+
+def test_of_several_replies_one_may_be_a_refusal() -> None:
+    assert given(b"x") == b"x"
+    with pytest.raises(CommandFailed, match="WRONGTYPE"):
+        given(CommandFailed("WRONGTYPE"))
+
+
+def test_what_cannot_be_decoded_has_no_version() -> None:
+    assert decoded(LogEntry, LogEntry(version=1, attempt=2).SerializeToString()).attempt == 2
+    assert decoded(LogEntry, b"\xff\x00junk") == LogEntry()
 
 
 def test_entries_are_id_and_fields() -> None:

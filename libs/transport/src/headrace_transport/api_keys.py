@@ -10,7 +10,15 @@ from headrace_contracts import keys
 from headrace_transport.interface import ApiKey
 from headrace_transport.names import check_model, check_name
 from headrace_transport.part import Part
-from headrace_transport.replies import Argument, as_fields, as_int, as_list, as_text, readable
+from headrace_transport.replies import (
+    Argument,
+    as_fields,
+    as_int,
+    as_list,
+    as_text,
+    given,
+    readable,
+)
 
 _MOST: Final = 100_000
 """Ids of deleted keys that are remembered."""
@@ -27,16 +35,20 @@ class ApiKeys(Part):
         return _key_of(public_id, fields) if fields else None
 
     async def api_keys(self) -> Sequence[ApiKey]:
-        """All keys, by public id."""
-        reply = as_list(await self._server.command("SMEMBERS", keys.API_KEYS))
-        names = sorted(as_text(name) for name in reply)
+        """All keys that can be read, by public id."""
+        names: list[str] = []
+        for reply in as_list(await self._server.command("SMEMBERS", keys.API_KEYS)):
+            with self.damaged.skipped("key", repr(reply)):
+                names.append(as_text(reply))
+        names.sort()
         found: list[ApiKey] = []
         for first in range(0, len(names), _AT_ONCE):
             some = names[first : first + _AT_ONCE]
-            hashes = await self._server.pipeline([("HGETALL", keys.api_key(name)) for name in some])
+            hashes = await self._server.answers([("HGETALL", keys.api_key(name)) for name in some])
             for name, reply in zip(some, hashes, strict=True):
-                if fields := as_fields(reply):
-                    found.append(_key_of(name, fields))
+                with self.damaged.skipped("key", name):
+                    if fields := as_fields(given(reply)):
+                        found.append(_key_of(name, fields))
         return found
 
     async def put_api_key(self, key: ApiKey) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
+from google.protobuf.message import DecodeError
 from headrace_contracts import keys
 from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import CancelMark, CancelNudge, Control
@@ -12,7 +14,7 @@ from headrace_transport.endings import ending_of, terminal_frame, total_usage
 from headrace_transport.errors import TransportUnavailable
 from headrace_transport.names import check_model, check_name
 from headrace_transport.part import Part
-from headrace_transport.replies import Reply, as_bytes, as_list, as_text
+from headrace_transport.replies import Reply, as_bytes, as_list, as_text, readable
 
 _TRIES = 8
 
@@ -37,15 +39,18 @@ class CancelMarks(Part):
         values = as_list(await self._server.command("HMGET", keys.state(request), *names))
         if values[0] is None:
             return "unknown"
-        attempt, gateway, slot, n, prompt = (as_text(value) for value in values[:5])
-        held = [int(length) for length in as_bytes(values[5] or b"").decode().split(",") if length]
-        frame = terminal_frame(
-            slot=int(slot),
-            attempt=int(attempt) + 1,
-            lengths=held or [0] * int(n),
-            ending=ending_of(mark),
-            prompt_tokens=int(prompt),
-        )
+        with readable(f"the state of {request}"):
+            attempt, gateway, slot, n, prompt = (
+                as_bytes(value or b"").decode() for value in values[:5]
+            )
+            held = [int(part) for part in as_bytes(values[5] or b"").decode().split(",") if part]
+            frame = terminal_frame(
+                slot=int(slot),
+                attempt=int(attempt) + 1,
+                lengths=held or [0] * int(n),
+                ending=ending_of(mark),
+                prompt_tokens=int(prompt),
+            )
         usage = total_usage(list(frame.finishes), prompt_tokens=int(prompt))
         reply = await self._server.run_model(
             "cancel",
@@ -85,5 +90,9 @@ def marks_by_id(reply: Reply) -> dict[str, Sequence[CancelMark]]:
 
 
 def marks_of(reply: Reply) -> list[CancelMark]:
-    """Marks from an array of them."""
-    return [CancelMark.FromString(as_bytes(mark)) for mark in as_list(reply)]
+    """Marks from an array of them, without those that are damaged."""
+    found: list[CancelMark] = []
+    for mark in as_list(reply):
+        with suppress(DecodeError):
+            found.append(CancelMark.FromString(as_bytes(mark)))
+    return found

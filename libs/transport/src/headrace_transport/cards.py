@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from hashlib import sha256
+from hashlib import sha1, sha256
 
 from headrace_contracts import keys
 from headrace_contracts.pb.queue_pb2 import ModelCard
@@ -22,13 +22,17 @@ class CardReads(Part):
         return self._card_of(as_bytes(reply)) if reply is not None else None
 
     async def cards(self) -> Sequence[ModelCard]:
-        """Every model's card, by name."""
-        names = [as_text(name) for name in as_list(await self._server.command(*_ALL))]
-        if not names:
-            return []
-        reply = await self._server.command("MGET", *(keys.card(name) for name in sorted(names)))
-        cards = (self._card_of(as_bytes(data)) for data in as_list(reply) if data is not None)
-        return [card for card in cards if card is not None]
+        """Every model's card that can be read, by name."""
+        names: list[str] = []
+        for name in as_list(await self._server.command(*_ALL)):
+            with self.damaged.skipped("card", repr(name)):
+                names.append(as_text(name))
+        found: list[ModelCard] = []
+        for name, data in (await self._data_of(sorted(names))).items():
+            with self.damaged.skipped("card", name):
+                if data and (card := self._card_of(data)) is not None:
+                    found.append(card)
+        return found
 
     async def blob(self, digest: str) -> bytes | None:
         """A file by its SHA-256 in hex, or None."""
@@ -37,41 +41,72 @@ class CardReads(Part):
 
     async def keep_blobs(self, model: str) -> None:
         """Files that the model's card names end no more, whatever made them end."""
-        card = await self.card(model)
+        data = as_bytes(await self._server.command("GET", keys.card(check_model(model))) or b"")
+        card = self._card_of(data) if data else None
         if card is not None and card.files:
-            await self._server.pipeline(_stay(digests_of(card)))
+            await self._touch({model: data}, digests_of(card), ttl_ms=None, all_cards=False)
 
     def _card_of(self, data: bytes) -> ModelCard | None:
-        with readable("a model's card"):
-            card = ModelCard.FromString(data)
+        card = _parsed(data)
         return card if self.foreign.is_ours("card", card.version) else None
+
+    async def _data_of(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Models' cards as they were written; empty where there is none."""
+        if not names:
+            return {}
+        reply = as_list(await self._server.command("MGET", *map(keys.card, names)))
+        return {name: as_bytes(data or b"") for name, data in zip(names, reply, strict=True)}
+
+    async def _touch(
+        self, cards: Mapping[str, bytes], digests: Set[str], *, ttl_ms: int | None, all_cards: bool
+    ) -> bool:
+        """Gives files a lifetime or, None, takes it away; False, and nothing done, if a card is
+        another by now, or, with ``all_cards``, if there are more or fewer.
+        """
+        return bool(
+            as_int(
+                await self._server.run(
+                    "touch_files",
+                    [*map(keys.card, cards), *map(keys.blob, sorted(digests))],
+                    [
+                        *(len(cards), ttl_ms or 0, keys.MODELS if all_cards else ""),
+                        *(sha1(data, usedforsecurity=False).hexdigest() for data in cards.values()),
+                    ],
+                )
+            )
+        )
 
 
 class CardWrites(CardReads):
     """Cards as the engine writes them."""
 
     async def put_card(self, card: ModelCard) -> None:
-        """See ``EngineWire.put_card``. Of two engines at once, one may let a file end that the other
-        names: sweeps make it stay again.
+        """See ``EngineWire.put_card``. What the card before named and no card names now ends, also
+        where several engines put cards at once.
         """
         name = check_model(card.model)
-        before = await self.card(name)
-        await self._server.pipeline(
-            [
-                ("SET", keys.card(name), card.SerializeToString()),
-                ("ZADD", keys.MODELS, "+inf", name),
-                *_stay(digests_of(card)),
-            ]
+        before = await self._server.run(
+            "put_card",
+            [keys.card(name), keys.MODELS, *map(keys.blob, sorted(digests_of(card)))],
+            [name, card.SerializeToString()],
         )
-        if before is not None and digests_of(before) - digests_of(card):
-            named = {digest for each in await self.cards() for digest in digests_of(each)}
+        with self.damaged.skipped("card", name):
+            if before is not None:
+                await self._let_end(digests_of(_parsed(as_bytes(before))) - digests_of(card))
+
+    async def _let_end(self, digests: Set[str]) -> None:
+        """Files that no card names end in time. Raises ``CommandFailed`` where a card cannot be
+        read: any of them may be its.
+        """
+        ended = not digests
+        while not ended:  # again only if another engine's card came in between
+            names = [as_text(name) for name in as_list(await self._server.command(*_ALL))]
+            cards = await self._data_of(names)
+            named = {
+                digest for data in cards.values() if data for digest in digests_of(_parsed(data))
+            }
             ttl_ms = self._server.options.blob_ttl_ms
-            await self._server.pipeline(
-                [
-                    ("PEXPIRE", keys.blob(digest), ttl_ms)
-                    for digest in sorted(digests_of(before) - named)
-                ]
-            )
+            ended = await self._touch(cards, digests - named, ttl_ms=ttl_ms, all_cards=True)
 
     async def put_weights(self, model: str, weights: Mapping[str, float]) -> None:
         """See ``EngineWire.put_weights``. A server that stops in between has none: all are alike."""
@@ -100,8 +135,10 @@ def digests_of(card: ModelCard) -> set[str]:
     return {reference.removeprefix("sha256:") for reference in card.files.values()}
 
 
-def _stay(digests: Set[str]) -> list[tuple[Argument, ...]]:
-    return [("PERSIST", keys.blob(digest)) for digest in sorted(digests)]
+def _parsed(data: bytes) -> ModelCard:
+    """Of any version."""
+    with readable("a model's card"):
+        return ModelCard.FromString(data)
 
 
 _ALL = ("ZRANGE", keys.MODELS, 0, -1)

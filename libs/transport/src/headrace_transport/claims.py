@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from google.protobuf.message import DecodeError
 from headrace_contracts.codes import Code, FinishReason
 from headrace_contracts.limits import SUSPECT_CRASHES, WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import (
@@ -36,6 +35,7 @@ from headrace_transport.interface import (
     Renewed,
     Settled,
 )
+from headrace_transport.replies import decoded
 from headrace_transport.takeover import (
     Delivered,
     add_frames,
@@ -262,10 +262,7 @@ class Claims:
         )
 
     def _decoded(self, taken: Taken) -> RequestRecord | Ending:
-        try:
-            record = RequestRecord.FromString(taken.record)
-        except DecodeError:
-            return _unreadable(taken, "its record cannot be decoded")
+        record = decoded(RequestRecord, taken.record)
         if not self._foreign.is_ours("record", record.version):
             return _unreadable(taken, _foreign("its record", record.version))
         if record.id != taken.id or record.n != taken.n:
@@ -324,7 +321,7 @@ def _fence(taken: Taken) -> Fence:
 
 
 def _foreign(what: str, version: int) -> str:
-    return f"{what} has version {version}, not {WIRE_VERSION}"
+    return f"{what} has version {version}, not {WIRE_VERSION}" if version else f"{what} is damaged"
 
 
 def _unreadable(taken: Taken, why: str) -> Ending:

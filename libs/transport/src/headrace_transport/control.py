@@ -9,7 +9,7 @@ from headrace_contracts.pb.queue_pb2 import Control
 
 from headrace_transport.names import check_process
 from headrace_transport.part import Part
-from headrace_transport.replies import as_entries, as_list
+from headrace_transport.replies import as_entries, as_list, decoded
 
 _READ = 256
 
@@ -40,5 +40,5 @@ class ControlReads(Part):
     def _control_of(self, fields: Mapping[str, bytes]) -> Control | None:
         if "control" not in fields:
             return None
-        control = Control.FromString(fields["control"])
+        control = decoded(Control, fields["control"])
         return control if self.foreign.is_ours("control", control.version) else None

@@ -51,10 +51,16 @@ class CommandFailed(TransportError):
 
 
 class ForeignVersion(TransportError):
-    """What was read is of another wire version, and so is who wrote it."""
+    """What was read is of another wire version, and so is who wrote it; or it is damaged, and has
+    none (0).
+    """
 
     def __init__(self, what: str, *, version: int) -> None:
-        super().__init__(f"{what} has wire version {version}, and {WIRE_VERSION} is read here")
+        super().__init__(
+            f"{what} has wire version {version}, and {WIRE_VERSION} is read here"
+            if version
+            else f"{what} is damaged"
+        )
         self.version = version
 
 

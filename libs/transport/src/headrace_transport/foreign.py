@@ -1,4 +1,6 @@
-"""Records of another wire version: refused by whoever reads them, counted, told once a minute."""
+"""Records of another wire version, or damaged ones, which have none (0): refused by whoever reads
+them, counted, told once a minute.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from headrace_transport.foreign import Foreign
 from headrace_transport.interface import FrameId, OutEntry
 from headrace_transport.names import check_process
 from headrace_transport.part import Part
-from headrace_transport.replies import Argument, Reply, as_entries, as_list, as_text
+from headrace_transport.replies import Argument, Reply, as_entries, as_list, as_text, decoded
 
 _READ = 256
 """Entries of one read."""
@@ -87,9 +87,9 @@ def out_entries(reply: Reply, foreign: Foreign) -> list[OutEntry]:
 
 def _item_of(fields: Mapping[str, bytes], foreign: Foreign) -> Frame | Fence | None:
     if "frame" in fields:
-        frame = Frame.FromString(fields["frame"])
+        frame = decoded(Frame, fields["frame"])
         return frame if foreign.is_ours("frame", frame.version) else None
     if "fence" in fields:
-        fence = Fence.FromString(fields["fence"])
+        fence = decoded(Fence, fields["fence"])
         return fence if foreign.is_ours("fence", fence.version) else None
     return None

@@ -26,6 +26,7 @@ from headrace_contracts.pb.queue_pb2 import (
     Usage,
 )
 
+from headrace_transport.damaged import Damaged
 from headrace_transport.foreign import Foreign
 
 FrameId = NewType("FrameId", str)
@@ -227,6 +228,12 @@ class GatewayWire(Protocol):
     @property
     def foreign(self) -> Foreign:
         """What was read of other wire versions."""
+        ...
+
+    @property
+    def damaged(self) -> Damaged:
+        """What could not be read. Lists leave it out; what reads one record raises
+        ``CommandFailed``."""
         ...
 
     # requests

@@ -30,6 +30,7 @@ from headrace_transport.replies import (
     as_int,
     as_list,
     as_text,
+    decoded,
 )
 from headrace_transport.server import Server
 
@@ -144,8 +145,11 @@ class Leases(FrameWrites):
 
     async def log_of(self, request: str) -> Sequence[LogEntry]:
         """All of a request's resume log."""
-        reply = await self._server.command("XRANGE", keys.log(request), "-", "+")
-        return [LogEntry.FromString(fields["entry"]) for _, fields in as_entries(reply)]
+        try:
+            reply = await self._server.command("XRANGE", keys.log(request), "-", "+")
+        except CommandFailed:  # it is of another type
+            return [LogEntry()]
+        return [decoded(LogEntry, fields.get("entry", b"")) for _, fields in as_entries(reply)]
 
     async def bury(
         self, model: str, engine: str, request: str, attempt: int, *, why: str, usage: Usage
@@ -175,18 +179,23 @@ def _taken(row: list[Reply]) -> Taken:
     verdict = as_text(row[3])
     if verdict not in ("run", "poison", "expired", "lost"):
         raise CommandFailed(f"a claim's verdict is {verdict!r}")
-    past = as_text(row[9]).split()
+    past = as_bytes(row[9]).decode(errors="replace").split()
     return Taken(
         id=as_text(row[0]),
         attempt=as_int(row[1]),
         crashes=as_int(row[2]),
         verdict=verdict,
-        gateway=as_text(row[4]),
+        gateway=as_bytes(row[4]).decode(errors="replace"),
         slot=as_int(row[5]),
         n=as_int(row[6]),
         prompt_tokens=as_int(row[7]),
         begun=as_int(row[8]) == 1,
-        past=[(past[i], int(past[i + 1])) for i in range(0, len(past), 2)],
+        # of a damaged state as much as can be told
+        past=[
+            (name, int(slot))
+            for name, slot in zip(past[::2], past[1::2], strict=False)
+            if slot.isdecimal()
+        ],
         record=as_bytes(row[10]),
         marks=marks_of(row[11]),
     )

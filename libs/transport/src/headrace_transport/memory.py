@@ -31,6 +31,7 @@ from headrace_kit.clock import Clock, SystemClock
 
 from headrace_transport.cards import digests_of
 from headrace_transport.claims import Claims, Taken
+from headrace_transport.damaged import Damaged
 from headrace_transport.endings import ending_of, terminal_frame, total_usage
 from headrace_transport.errors import RecordRejected, TransportUnavailable
 from headrace_transport.foreign import Foreign
@@ -204,6 +205,7 @@ class _MemoryWire:
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker
         self.foreign = Foreign(broker.clock.monotonic)
+        self.damaged = Damaged()
 
     async def ping(self) -> None:
         """Raises ``TransportUnavailable`` while the broker is down."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace_contracts import keys
 
+from headrace_transport.damaged import Damaged
 from headrace_transport.foreign import Foreign
 from headrace_transport.server import Server
 
@@ -14,6 +15,7 @@ class Part:
     def __init__(self, server: Server) -> None:
         self._server = server
         self.foreign = Foreign()
+        self.damaged = Damaged()
 
     async def ping(self) -> None:
         """Raises ``TransportUnavailable`` when the server does not answer in time, or takes no

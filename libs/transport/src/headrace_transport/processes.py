@@ -52,12 +52,15 @@ class Reaper(CardReads):
             (stranded, codes_pb2.FINISH_REASON_CANCELLED),
             (expired, codes_pb2.FINISH_REASON_DEADLINE),
         ):
-            for request in as_list(ids):
-                await marks.cancel(model, as_text(request), CancelMark(reason=reason))
-        await self.keep_blobs(model)
+            for request in map(as_text, as_list(ids)):
+                with self.damaged.skipped("request", request):
+                    await marks.cancel(model, request, CancelMark(reason=reason))
+        with self.damaged.skipped("card", model):
+            await self.keep_blobs(model)
         flat = as_list(marked)
-        for request, mark in zip(flat[::2], flat[1::2], strict=True):
-            await marks.cancel(model, as_text(request), CancelMark.FromString(as_bytes(mark)))
+        for name, mark in zip(map(as_text, flat[::2]), flat[1::2], strict=True):
+            with self.damaged.skipped("request", name), readable("a cancel mark"):
+                await marks.cancel(model, name, CancelMark.FromString(as_bytes(mark)))
 
 
 class GatewayLeases(Reaper):
@@ -94,10 +97,10 @@ class GatewayLeases(Reaper):
             )
         )
         found: list[EngineInfo] = []
-        for i in range(0, len(reply), 2):
-            fields = as_fields(reply[i + 1])
-            if fields:
-                found.append(_info(as_text(reply[i]), fields))
+        for name, hashed in zip(reply[::2], reply[1::2], strict=True):
+            with self.damaged.skipped("engine", repr(name)):
+                if fields := as_fields(hashed):
+                    found.append(_info(as_text(name), fields))
         return found
 
     async def drain_engine(self, engine: str, *, grace_ms: int) -> bool:
@@ -175,9 +178,10 @@ def _info(process: str, fields: dict[str, bytes]) -> EngineInfo:
 def waits_of(text: bytes) -> dict[str, Wait]:
     """What an engine says of the requests that wait in it, from its hash."""
     found: dict[str, Wait] = {}
-    for line in text.decode().splitlines():
-        request, reason, detail = line.split(" ")
-        found[request] = Wait(reason, int(detail))
+    with readable("why requests wait in an engine"):
+        for line in text.decode().splitlines():
+            request, reason, detail = line.split(" ")
+            found[request] = Wait(reason, int(detail))
     return found
 
 

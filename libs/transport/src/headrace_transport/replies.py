@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError
+from headrace_contracts.pb.queue_pb2 import Control, Fence, Frame, LogEntry, RequestRecord
 
 from headrace_transport.errors import CommandFailed
 
 Reply: TypeAlias = "bytes | int | float | list[Reply] | None"
 Argument: TypeAlias = bytes | str | int | float
+Versioned = TypeVar("Versioned", Control, Fence, Frame, LogEntry, RequestRecord)
+"""Records that say which version wrote them."""
 
 
 @contextmanager
@@ -21,6 +24,23 @@ def readable(what: str) -> Generator[None]:
         yield
     except (KeyError, ValueError, DecodeError) as error:
         raise CommandFailed(f"{what} cannot be read: {error!r}") from error
+
+
+def given(reply: Reply | CommandFailed) -> Reply:
+    """A reply of several; raises the refusal that came in its place."""
+    if isinstance(reply, CommandFailed):
+        raise reply
+    return reply
+
+
+def decoded(message: type[Versioned], data: bytes) -> Versioned:
+    """A record; an empty one, of version 0, where it cannot be decoded: whoever reads it refuses it
+    like one of another version.
+    """
+    try:
+        return message.FromString(data)
+    except DecodeError:
+        return message()
 
 
 def as_int(reply: Reply) -> int:

@@ -21,7 +21,16 @@ from headrace_transport.names import check_model, check_name, check_process
 from headrace_transport.part import Part
 from headrace_transport.processes import waits_of
 from headrace_transport.records import check_log, encode, lengths_of
-from headrace_transport.replies import as_bytes, as_entries, as_fields, as_int, as_list, as_text
+from headrace_transport.replies import (
+    as_bytes,
+    as_entries,
+    as_fields,
+    as_int,
+    as_list,
+    as_text,
+    decoded,
+    readable,
+)
 
 _RAW = ("usage", "edge")
 """Fields of a state that are not text."""
@@ -154,7 +163,8 @@ class Requests(Part):
         check_name("a request id", request)
         reply = await self._server.command("XRANGE", keys.log(request), f"({after}", "+")
         entries = [
-            (name, LogEntry.FromString(fields["entry"])) for name, fields in as_entries(reply)
+            (name, decoded(LogEntry, fields.get("entry", b"")))
+            for name, fields in as_entries(reply)
         ]
         check_log(request, entries, self.foreign)
         return entries
@@ -178,22 +188,23 @@ class Requests(Part):
 
 def state_of(fields: dict[str, bytes]) -> RequestState:
     """A request's state from its hash."""
-    text = {name: value.decode() for name, value in fields.items() if name not in _RAW}
-    status = text["status"]
-    if status not in ("queued", "running", "finished"):
-        raise CommandFailed(f"a request's status is {status!r}")
-    return RequestState(
-        status=status,
-        model=text["model"],
-        tenant=text["tenant"],
-        key_id=text["key"],
-        n=int(text["n"]),
-        attempt=int(text["attempt"]),
-        created_ms=int(text["created"]),
-        finish=FinishReason(int(text["finish"])) if "finish" in text else None,
-        usage=Usage.FromString(as_bytes(fields["usage"])) if "usage" in fields else None,
-        prompt_tokens=int(text["prompt"]),
-        gateway=text["gateway"],
-        edge=fields["edge"],
-        tokens=sum(int(part) for part in text["lengths"].split(",") if part),
-    )
+    with readable("a request's state"):
+        text = {name: value.decode() for name, value in fields.items() if name not in _RAW}
+        status = text["status"]
+        if status not in ("queued", "running", "finished"):
+            raise CommandFailed(f"a request's status is {status!r}")
+        return RequestState(
+            status=status,
+            model=text["model"],
+            tenant=text["tenant"],
+            key_id=text["key"],
+            n=int(text["n"]),
+            attempt=int(text["attempt"]),
+            created_ms=int(text["created"]),
+            finish=FinishReason(int(text["finish"])) if "finish" in text else None,
+            usage=Usage.FromString(as_bytes(fields["usage"])) if "usage" in fields else None,
+            prompt_tokens=int(text["prompt"]),
+            gateway=text["gateway"],
+            edge=fields["edge"],
+            tokens=sum(int(part) for part in text["lengths"].split(",") if part),
+        )

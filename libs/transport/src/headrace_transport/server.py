@@ -75,6 +75,16 @@ class Server:
         """Several commands in one round trip; the first error among the replies is raised."""
         return self._checked(await self._exchange(commands))
 
+    async def answers(self, commands: Sequence[Sequence[Argument]]) -> list[Reply | CommandFailed]:
+        """Several commands in one round trip: the reply of each, or why the server refused it."""
+        checked: list[Reply | CommandFailed] = []
+        for answer in await self._exchange(commands):
+            try:
+                checked += self._checked([answer])
+            except CommandFailed as error:
+                checked.append(error)
+        return checked
+
     async def run(self, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Reply:
         """Runs a script, which is sent whole when the server does not know it (yet, or any more)."""
         return (await self.run_many(name, [(keys, arguments)]))[0]

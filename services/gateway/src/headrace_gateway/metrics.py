@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from headrace_kit.metrics import OtlpName, Registry
+from headrace_transport.damaged import DamagedKind
 from headrace_transport.foreign import Kind
 
 REQUEST_BUCKETS: Final = (
@@ -35,6 +36,7 @@ class GatewayMetrics:
         self.open_streams: Callable[[], int] = _none
         self.foreign_records: Callable[[], Mapping[Kind, int]] = dict[Kind, int]
         """Likewise; the wire counts them."""
+        self.damaged_records: Callable[[], Mapping[DamagedKind, int]] = dict[DamagedKind, int]
         self.http_requests = registry.counter(
             "headrace_gateway_http_requests_total",
             "Answered HTTP requests by route template and status.",
@@ -159,6 +161,14 @@ class GatewayMetrics:
             "frame, log.",
             "counter",
             lambda: [((kind,), count) for kind, count in self.foreign_records().items()],
+            labels=("kind",),
+        )
+        registry.callback(
+            "headrace_gateway_damaged_records_total",
+            "Records that could not be read and were left out of a list, each time that they were, by "
+            "kind: card, engine, key, request. The log names each once.",
+            "counter",
+            lambda: [((kind,), count) for kind, count in self.damaged_records().items()],
             labels=("kind",),
         )
 

@@ -24,18 +24,33 @@ class Rounds:
     def __init__(self, missed: str) -> None:
         """``missed``: the event that is logged."""
         self._missed = missed
-        self._told = False
+        self._told: set[str] = set()
 
     @contextmanager
     def guarded(self) -> Generator[None]:
         """Round one of them: ends it at what the server does, and raises nothing of that."""
         try:
-            yield
+            with self._told_once(""):
+                yield
         except (TransportUnavailable, BackendUnavailable):
             log.debug(self._missed)
+
+    @contextmanager
+    def one(self, name: str) -> Generator[None]:
+        """One part of a round, which ends alone at what cannot be read: the others go on."""
+        with self._told_once(name):
+            yield
+
+    @contextmanager
+    def _told_once(self, name: str) -> Generator[None]:
+        try:
+            yield
+        except TransportUnavailable:
+            raise
         except TransportError as error:
-            if not self._told:
-                log.error(self._missed, reason=str(error))
-            self._told = True
+            if name not in self._told:
+                of = {"of": name} if name else {}
+                log.error(self._missed, reason=str(error), **of)
+            self._told.add(name)
         else:
-            self._told = False
+            self._told.discard(name)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from headrace_contracts.codes import FinishReason
 from headrace_transport.errors import CommandFailed
 from headrace_transport.interface import EngineInfo
-from headrace_transport.memory import MemoryGatewayWire
+from headrace_transport.memory import MemoryEngineWire, MemoryGatewayWire
 from structlog.testing import capture_logs
-from support.wire import MODEL, Gateway, Stack, call, eventually
+from support.wire import MODEL, Gateway, ScriptedEngine, Stack, call, eventually
 from support.wires import record
 
 
@@ -54,41 +54,48 @@ async def test_the_request_of_a_gateway_that_died_ends_in_a_queue_without_engine
         await eventually(ended)
 
 
-async def test_a_record_that_cannot_be_read_hides_gauges_and_ends_nothing() -> None:
+async def test_a_record_that_cannot_be_read_hides_its_models_gauges_and_ends_nothing() -> None:
     damaged, sweeps = asyncio.Event(), asyncio.Semaphore(0)
+    other = "other"
 
     class Damaged(MemoryGatewayWire):
         async def engines(self, model: str) -> Sequence[EngineInfo]:
-            if damaged.is_set():
+            if damaged.is_set() and model == MODEL:
                 raise CommandFailed("the engine e-1 cannot be read")
             return await super().engines(model)
 
         async def reap(self, model: str) -> None:
-            sweeps.release()
+            if model == other:
+                sweeps.release()
+                return
             raise CommandFailed("a model's card cannot be read")
 
     stack = Stack()
     gateway = Gateway(Damaged(stack.broker), lease_s=0.3)
-    await stack.engine.appear()
+    for model in (MODEL, other, "zoo"):  # by name there is one on each side of it
+        await ScriptedEngine(MemoryEngineWire(stack.broker), f"engine-{model}", model).appear()
     with capture_logs() as said:
         async with gateway.running(), asyncio.timeout(30):
             await eventually(lambda: shows(gateway, "headrace_gateway_engines_ready", 1))
             damaged.set()
             await eventually(lambda: shows(gateway, "headrace_gateway_engines_ready", None))
             assert await shows(gateway, "headrace_gateway_queue_depth", None)
+            assert await shows(gateway, "headrace_gateway_engines_ready", 1, other)
+            assert await shows(gateway, "headrace_gateway_engines_ready", 1, "zoo")
             damaged.clear()
             await eventually(lambda: shows(gateway, "headrace_gateway_engines_ready", 1))
             for _ in range(3):
                 await sweeps.acquire()
     events = [each["event"] for each in said if each["log_level"] == "error"]
-    assert sorted(events) == ["gauges.missed", "sweep.missed"]
+    # the sweep misses two of the models
+    assert sorted(events) == ["gauges.missed", "sweep.missed", "sweep.missed"]
 
 
-async def shows(gateway: Gateway, name: str, value: float | None) -> bool:
+async def shows(gateway: Gateway, name: str, value: float | None, model: str = MODEL) -> bool:
     """Whether the model's gauge is there with that value; None: whether it is not there."""
     await asyncio.sleep(0)
     for family in gateway.metrics.registry.families():
         for sample in family.samples:
-            if sample.name == name and sample.labels == {"model": MODEL}:
+            if sample.name == name and sample.labels == {"model": model}:
                 return sample.value == value
     return value is None

@@ -6,8 +6,9 @@
 --       then triples of choice, first, count
 -- Returns {ours (1|0), tokens of choice 0, of choice 1, ...}; a row that does not continue
 -- its choice appends nothing, so that a repeated append is a no-op
-local found = redis.call('HMGET', KEYS[1], 'model', 'n', 'lengths')
-if not found[1] then return {0} end
+-- What is damaged is nobody's: it must not stop the engine that has it.
+local found = redis.pcall('HMGET', KEYS[1], 'model', 'n', 'lengths')
+if found.err or not found[1] or not tonumber(found[2]) then return {0} end
 local lease = redis.call('HGET', string.format(ARGV[1], found[1]), ARGV[2])
 if not lease then return {0} end
 local owner, attempt = string.match(lease, '^(%S+) (%d+) ')
@@ -23,7 +24,8 @@ for i = 6, #ARGV, 3 do
   grown[choice] = first + tonumber(ARGV[i + 2])
 end
 if fits then
-  redis.call('XADD', KEYS[2], '*', 'entry', ARGV[5])
+  local added = redis.pcall('XADD', KEYS[2], '*', 'entry', ARGV[5])
+  if type(added) == 'table' and added.err then return {0} end
   redis.call('HSET', KEYS[1], 'lengths', table.concat(grown, ','))
   lengths = grown
 end

@@ -9,12 +9,7 @@ if not is_of(lease_of(id), engine, attempt) then return 0 end
 local st = read(id, 'tenant', 'band', 'key', 'n', 'gateway', 'entry', 'delivered', 'crashes')
 drop_lease(id, engine)
 if not st then return 0 end
-local record = ''
-local found = redis.call('XRANGE', queue_key(st.band, st.tenant), st.entry, st.entry)[1]
-for i = 1, found and #found[2] or 0, 2 do
-  if found[2][i] == 'record' then record = found[2][i + 1] end
-end
-if record == '' then record = redis.call('GET', body_key(id)) or '' end
+local record = record_of(id, st)
 redis.call('XADD', K.dlq, 'MAXLEN', '~', 1000, '*', 'reason', A[4], 'tenant', st.tenant,
   'band', st.band, 'id', id, 'crashes', st.crashes, 'record', string.sub(record, 1, 65536))
 redis.call('PEXPIRE', K.dlq, DLQ_MS)

@@ -16,22 +16,12 @@ local looks = tonumber(A[8])
 local now = now_ms()
 local rows = {}
 
-local function record_of(id, st)
-  local found = redis.call('XRANGE', queue_key(st.band, st.tenant), st.entry, st.entry)
-  if found[1] then
-    local fields = found[1][2]
-    for i = 1, #fields, 2 do
-      if fields[i] == 'record' then return fields[i + 1] end
-    end
-  end
-  return redis.call('GET', body_key(id)) or ''
-end
-
 local TAKEN = {'tenant', 'band', 'n', 'gateway', 'slot', 'attempt', 'crashes', 'prompt', 'entry',
   'deadline', 'lengths', 'past'}
 
 local function take(id, record, alone)
   local st = read(id, unpack(TAKEN))
+  if not st then return end
   local attempt, crashes, n = tonumber(st.attempt) + 1, tonumber(st.crashes), tonumber(st.n)
   record = record or record_of(id, st)
   redis.call('HSET', state_key(id), 'status', 'running', 'owner', engine, 'attempt', attempt,
@@ -55,7 +45,8 @@ local function secluded()
   local holding = redis.call('SCARD', holding_key(engine))
   if holding == 1 then
     local id = redis.call('SRANDMEMBER', holding_key(engine))
-    if redis.call('HGET', state_key(id), 'alone') == '1' then return true end
+    local st = read(id, 'alone')
+    if st and st.alone == '1' then return true end
   end
   local suspect = redis.call('ZRANGE', K.suspects, 0, 0)[1]
   if not suspect then return false end
@@ -148,7 +139,7 @@ if credit <= 0 or secluded() then return rows end
 while #rows < credit do
   local id = redis.call('ZPOPMIN', K.orphans)[1]
   if not id then break end
-  if redis.call('EXISTS', state_key(id)) == 1 then take(id, nil, false) end
+  take(id, nil, false)
 end
 for band = 0, tonumber(A[7]) - 1 do walk(band) end
 

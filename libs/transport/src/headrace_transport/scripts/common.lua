@@ -39,13 +39,19 @@ end
 
 local function int(x) return string.format('%.0f', x) end
 
+-- What is taken for a number that somebody damaged: one request must not stop all the others.
+local NUMBERS = {n = '1', slot = '0', attempt = '0', crashes = '0', prompt = '0', deadline = '0'}
+
 -- The named fields of a request's state, or nil when it has none.
 local function read(id, ...)
   local names = {...}
-  local values = redis.call('HMGET', state_key(id), 'status', unpack(names))
-  if not values[1] then return nil end
+  local values = redis.pcall('HMGET', state_key(id), 'status', unpack(names))
+  if values.err or not values[1] then return nil end
   local st = {status = values[1]}
-  for i, name in ipairs(names) do st[name] = values[i + 1] or '' end
+  for i, name in ipairs(names) do
+    st[name] = values[i + 1] or ''
+    if NUMBERS[name] and not tonumber(st[name]) then st[name] = NUMBERS[name] end
+  end
   return st
 end
 
@@ -54,6 +60,7 @@ local function lease_of(id)
   if not value then return nil end
   local owner, attempt, gateway, slot, n =
     string.match(value, '^(%S+) (%d+) (%S+) (%d+) (%d+)$')
+  if not owner then return nil end  -- damaged: nobody's
   return {owner = owner, attempt = tonumber(attempt), gateway = gateway, slot = slot, n = tonumber(n)}
 end
 
@@ -122,11 +129,21 @@ end
 -- Acknowledges and deletes a delivered entry; an empty stream of an idle tenant goes too.
 local function forget_entry(band, tenant, entry)
   local stream = queue_key(band, tenant)
-  redis.call('XACK', stream, GROUP, entry)
-  redis.call('XDEL', stream, entry)
+  redis.pcall('XACK', stream, GROUP, entry)  -- of a damaged state it is no id
+  redis.pcall('XDEL', stream, entry)
   if redis.call('XLEN', stream) == 0 and not redis.call('ZSCORE', tenants_key(band), tenant) then
     redis.call('DEL', stream)
   end
+end
+
+-- The record of a request, '' if it is gone. st: band tenant entry.
+local function record_of(id, st)
+  local found = redis.pcall('XRANGE', queue_key(st.band, st.tenant), st.entry, st.entry)
+  local fields = found[1] and found[1][2] or {}
+  for i = 1, #fields, 2 do
+    if fields[i] == 'record' and fields[i + 1] ~= '' then return fields[i + 1] end
+  end
+  return redis.call('GET', body_key(id)) or ''
 end
 
 -- Puts a begun request back for a successor. Suspects wait apart.
@@ -143,10 +160,11 @@ end
 local function sweep(now, most, suspect_at, dead_at)
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', K.expiries, '-inf', int(now), 'LIMIT', 0, most)) do
     local lease = lease_of(id)
-    if lease then drop_lease(id, lease.owner) else redis.call('ZREM', K.expiries, id) end
-    local st = read(id, 'deadline')
+    drop_lease(id, lease and lease.owner or '')
+    local st = read(id, 'deadline', 'crashes')
     if st and st.status == 'running' then
-      st.crashes = redis.call('HINCRBY', state_key(id), 'crashes', 1)
+      st.crashes = tonumber(st.crashes) + 1
+      redis.call('HSET', state_key(id), 'crashes', int(st.crashes))
       st.suspect_at, st.dead_at = suspect_at, dead_at
       orphan(id, st, now)
     end

@@ -12,7 +12,7 @@ if st.status == 'finished' then
   return (st.owner == engine and st.attempt == attempt) and 1 or 0
 end
 if not is_of(lease_of(id), engine, attempt) then return 0 end
-if A[4] ~= '' then redis.call('XADD', log_key(id), '*', 'entry', A[4]) end
+if A[4] ~= '' then redis.pcall('XADD', log_key(id), '*', 'entry', A[4]) end
 drop_lease(id, engine)
 end_request(id, st, A[5], A[6])
 charge(st.band, st.tenant, tonumber(A[7]))

@@ -15,6 +15,7 @@ end
 local t = redis.call('TIME')
 redis.call('DEL', KEYS[1])
 redis.call('SREM', KEYS[2], ARGV[1])
-redis.call('ZADD', KEYS[3], t[1], ARGV[1])
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+redis.call('ZADD', KEYS[3], string.format('%.0f', now), ARGV[1])
 redis.call('ZREMRANGEBYRANK', KEYS[3], 0, -1 - tonumber(ARGV[3]))
 return 1

@@ -6,8 +6,8 @@
 -- Returns {id, {marks}, ...} for those that have any
 local found = {}
 for _, id in ipairs(A) do
-  local n = tonumber(redis.call('HGET', state_key(id), 'n') or '1')
-  local marks = marks_of(id, n)
+  local st = read(id, 'n')
+  local marks = marks_of(id, st and tonumber(st.n) or 1)
   if #marks > 0 then
     found[#found + 1] = id
     found[#found + 1] = marks

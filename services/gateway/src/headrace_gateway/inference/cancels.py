@@ -13,7 +13,7 @@ from typing import Final
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.pb.queue_pb2 import CancelMark
 from headrace_kit.log import get_logger
-from headrace_transport.errors import TransportUnavailable
+from headrace_transport.errors import CommandFailed, TransportUnavailable
 from headrace_transport.interface import GatewayWire
 
 from headrace_gateway.inference.tasks import Tasks
@@ -86,6 +86,8 @@ class Cancels:
                 lost = next(iter(self._pending))
                 del self._pending[lost]
                 log.warning("cancel.dropped", id=lost[0], limit=MAX_PENDING)
+        except CommandFailed as error:  # its state is damaged: its deadline, or its engine, ends it
+            log.error("cancel.refused", id=request, reason=str(error))
         finally:
             sending.set()
             if self._sending.get(request) is sending:

@@ -19,7 +19,12 @@ from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import LogEntry, RowFinish, RowLogprobs
 from headrace_kit.clock import Clock
 from headrace_kit.log import get_logger
-from headrace_transport.errors import ForeignVersion, RequestConflict, TransportUnavailable
+from headrace_transport.errors import (
+    CommandFailed,
+    ForeignVersion,
+    RequestConflict,
+    TransportUnavailable,
+)
 from headrace_transport.interface import GatewayWire, Lease, RequestState
 
 from headrace_gateway.errors import (
@@ -158,6 +163,11 @@ class Recovery:
         self._idle.clear()
         try:
             await self._mend(session)
+        except ForeignVersion as error:
+            self._fail(session, Internal(f"The answer cannot be read here: {error}."))
+        except CommandFailed as error:  # damaged: asking again would not help
+            log.error("request.unreadable", id=session.id, reason=str(error))
+            self._fail(session, Internal("What is kept of this request cannot be read."))
         finally:
             self._mending.discard(session.id)
             if not self._mending:
@@ -182,11 +192,7 @@ class Recovery:
         """Reads the log, then has the rest sent here."""
         if session.behind:
             self._metrics.recoveries.labels("gap").inc()
-        try:
-            outcome = await self._read_log(session)
-        except ForeignVersion as error:
-            self._fail(session, Internal(f"The answer cannot be read here: {error}."))
-            return
+        outcome = await self._read_log(session)
         if session.ended:
             self._changed(session)
             return

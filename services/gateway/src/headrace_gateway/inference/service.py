@@ -176,6 +176,7 @@ class InferenceService:
         metrics.open_requests = lambda: self._book.unsettled
         metrics.open_streams = lambda: self._readers
         metrics.foreign_records = lambda: wire.foreign.counts
+        metrics.damaged_records = lambda: wire.damaged.counts
 
     # life
 

@@ -113,21 +113,23 @@ async def live(
     calls = dict.fromkeys(_call_of(record) for record in records)
     found: list[tuple[RequestInfo, Found]] = []
     for call_id in calls:
-        try:
-            each = await lookup.find(wire, call_id, caller)
-        except RequestNotFound:
-            continue  # it has just ended, and was forgotten
-        info = lookup.info_of(call_id, each)
-        if info.status != "finished":
-            found.append((info, each))
+        with wire.damaged.skipped("request", call_id):
+            try:
+                each = await lookup.find(wire, call_id, caller)
+            except RequestNotFound:
+                continue  # it has just ended, and was forgotten
+            info = lookup.info_of(call_id, each)
+            if info.status != "finished":
+                found.append((info, each))
     found.sort(key=lambda pair: pair[0].created_ms, reverse=True)
     listed: list[Listed] = []
     for info, each in found[:limit]:
         record_id, state = _open_record(each)
-        with transport_errors():
-            standing = await wire.standing(state.model, record_id)
-        reason, _ = _words(standing, state, len(await catalog.engines(state.model)))
-        listed.append(Listed(info, reason))
+        with wire.damaged.skipped("request", info.id):
+            with transport_errors():
+                standing = await wire.standing(state.model, record_id)
+            reason, _ = _words(standing, state, len(await catalog.engines(state.model)))
+            listed.append(Listed(info, reason))
     return listed, len(found) > limit or len(records) == _LOOKED_AT
 
 

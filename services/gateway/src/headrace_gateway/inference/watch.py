@@ -20,7 +20,7 @@ GAUGES_EVERY_S: Final = 1.0
 
 class ModelGauges:
     """Queues and engines of every model as gauges, with no engine at hand too. While the server
-    cannot be read there are none: an old number would be believed.
+    cannot be read there are none, nor of a model whose numbers cannot be: an old one would be believed.
     """
 
     def __init__(self, wire: GatewayWire, catalog: Catalog, metrics: GatewayMetrics) -> None:
@@ -42,14 +42,15 @@ class ModelGauges:
         whole = False
         with self._rounds.guarded():
             for name in await self._catalog.cards():
-                with transport_errors():
-                    depth = await self._wire.queue_depth(name)
-                engines = await self._catalog.engines(name)
-                ready = sum(engine.state == "ready" for engine in engines)
-                self._metrics.queue_depth.labels(name).set(depth)
-                self._metrics.engines_ready.labels(name).set(ready)
-                there.add(name)
-                self._shown.add(name)
+                with self._rounds.one(name):
+                    with transport_errors():
+                        depth = await self._wire.queue_depth(name)
+                    engines = await self._catalog.engines(name)
+                    ready = sum(engine.state == "ready" for engine in engines)
+                    self._metrics.queue_depth.labels(name).set(depth)
+                    self._metrics.engines_ready.labels(name).set(ready)
+                    there.add(name)
+                    self._shown.add(name)
             whole = True
         if not whole:
             there.clear()
@@ -84,4 +85,5 @@ class Sweeper:
         with self._rounds.guarded():
             if await self._wire.take_sweep(self._process, ttl_ms=int(self._lease_s * 1000)):
                 for name in await self._catalog.cards():
-                    await self._wire.reap(name)
+                    with self._rounds.one(name):
+                        await self._wire.reap(name)

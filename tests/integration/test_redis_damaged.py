@@ -1,0 +1,149 @@
+"""Records that somebody damaged on the server: what lists them with others goes on without them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+from headrace_contracts import keys
+from headrace_contracts.codes import FinishReason
+from headrace_gateway.auth.keys import KeyStore
+from headrace_kit.clock import SystemClock
+from headrace_transport.connection import (
+    RedisEngineWire,
+    RedisGatewayWire,
+    connect_engine,
+    connect_gateway,
+)
+from headrace_transport.options import WireOptions
+from headrace_transport.server import Server
+from structlog.testing import capture_logs
+from support.processes import PEPPER
+from support.redis import RedisServer
+from support.wire import CALLER, MODEL, Gateway, ScriptedEngine, call, eventually, texts
+from support.wire import read as read_events
+
+JUNK = b"\xff\x00junk"
+OTHER = "other"
+
+
+@pytest.fixture
+async def link(server: RedisServer) -> AsyncGenerator[Server]:
+    """Behind the wire's back."""
+    link = Server(server.url, password=None, options=WireOptions())
+    yield link
+    await link.close()
+
+
+@pytest.fixture
+async def gateway(server: RedisServer) -> AsyncGenerator[RedisGatewayWire]:
+    wire = await connect_gateway(server.url)
+    yield wire
+    await wire.close()
+
+
+@pytest.fixture
+async def engine(server: RedisServer) -> AsyncGenerator[RedisEngineWire]:
+    wire = await connect_engine(server.url)
+    yield wire
+    await wire.close()
+
+
+@pytest.mark.parametrize("damage", ["bytes", "type"])
+async def test_a_damaged_card_leaves_the_other_models(
+    link: Server, gateway: RedisGatewayWire, engine: RedisEngineWire, damage: str
+) -> None:
+    await ScriptedEngine(engine, "engine-a").appear()
+    await ScriptedEngine(engine, "engine-b", model=OTHER).appear()
+    if damage == "bytes":
+        await link.command("SET", keys.card(OTHER), JUNK)
+        await link.command("ZADD", keys.MODELS, "+inf", JUNK)
+    else:
+        await link.command("DEL", keys.card(OTHER))
+        await link.command("RPUSH", keys.card(OTHER), "x")
+    with capture_logs() as said:
+        for _ in range(2):
+            assert [card.model for card in await gateway.cards()] == [MODEL]
+    told = sum(each["event"] == "wire.damaged_record" for each in said)
+    skipped = gateway.damaged.counts["card"]
+    # of another type it is as if there were none
+    assert (told, skipped) == ((2, 4) if damage == "bytes" else (0, 0))
+    await ScriptedEngine(engine, "engine-c", model=OTHER).appear()  # another start mends it
+    assert [card.model for card in await gateway.cards()] == [OTHER, MODEL]
+
+
+@pytest.mark.parametrize("damage", ["field", "value", "type", "name"])
+async def test_a_damaged_key_leaves_the_other_keys(
+    link: Server, gateway: RedisGatewayWire, damage: str
+) -> None:
+    store = KeyStore(gateway, PEPPER.encode(), SystemClock())
+    _, good = await store.create(name="good")
+    _, bad = await store.create(name="bad")
+    name = keys.api_key(bad.public_id)
+    match damage:
+        case "field":
+            await link.command("HDEL", name, "tenant")
+        case "value":
+            await link.command("HSET", name, "created_ms", JUNK)
+        case "type":
+            await link.command("DEL", name)
+            await link.command("RPUSH", name, "x")
+        case _:
+            await link.command("SREM", keys.API_KEYS, bad.public_id)
+            await link.command("SADD", keys.API_KEYS, JUNK)
+    with capture_logs() as said:
+        for _ in range(2):
+            assert await store.list() == [good]
+        assert await store.forget_old() == 0
+        assert b"good" in await store.export()
+    assert [each["event"] for each in said] == ["wire.damaged_record"]
+    assert gateway.damaged.counts["key"] == 4
+    assert await store.revoke(good.public_id)
+
+
+async def test_a_damaged_engine_leaves_the_others_and_a_damaged_request_the_list(
+    link: Server, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    good = ScriptedEngine(engine, "engine-a")
+    await good.appear()
+    await ScriptedEngine(engine, "engine-b").appear()
+    await ScriptedEngine(engine, "engine-c", model=OTHER).appear()
+    await link.command("HSET", keys.engine("engine-b"), "running", JUNK)
+    # a queue of another type: nothing of that model can be told
+    await link.command("SET", keys.queued(OTHER), JUNK)
+    front = Gateway(gateway)
+    with capture_logs() as said:
+        async with front.running() as service:
+            fine, lost, silent = [await service.start(call(x, request_id=x)) for x in "abc"]
+            claimed = {each.record.id: each for each in await good.claim(3)}
+            await link.command("HSET", keys.state(lost.id), "attempt", JUNK)
+            await link.command("RPUSH", keys.log(silent.id), JUNK)
+
+            def gauge(name: str, model: str) -> float | None:
+                for family in front.metrics.registry.families():
+                    for sample in family.samples:
+                        if sample.name == name and sample.labels.get("model") == model:
+                            return sample.value
+                return None
+
+            async def shown() -> bool:
+                ready = gauge("headrace_gateway_engines_ready", MODEL)
+                return (ready, gauge("headrace_gateway_queue_depth", MODEL)) == (1, 0)
+
+            await eventually(shown)
+            assert gauge("headrace_gateway_queue_depth", OTHER) is None
+            listed, more = await service.requests(CALLER, limit=10)
+            assert {each.info.id for each in listed} == {fine.id, silent.id}
+            assert not more
+
+            for running in (lost, silent):  # they are asked about, once they have been silent
+                with pytest.raises(Exception, match="cannot be read"):
+                    async with asyncio.timeout(30):
+                        await read_events(running)
+            await good.say(claimed[fine.id], "fine", finish=FinishReason.STOP)
+            assert texts(await read_events(fine)) == {0: "fine"}
+    told = {each["event"] for each in said if each["log_level"] == "error"}
+    assert {"wire.damaged_record", "gauges.missed", "request.unreadable"} <= told
+    assert sum(each["event"] == "gauges.missed" for each in said) == 1
+    assert "task.failed" not in told
