@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from chartgen.alerts import ALERTS
 from chartgen.dashboards import BOARDS
 from chartgen.metrics import declared, problems
 from containers.cache import ROOT
+from containers.chart_tools import program
 from support.chart import CHART, CI_FILES, one, rendered, tools
 
 ALERTS_FILE = CHART / "files/alerts.yaml"
@@ -59,6 +61,53 @@ def test_every_panel_is_an_expression_that_prometheus_understands(tmp_path: Path
     file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
     promtool("check", "rules", file)
     assert not [each for expr in expressions for each in problems(expr)]
+
+
+READ_BOARDS = """
+import json, sys
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
+register_default_plugins()
+boards = [Dashboard.from_json(board) for board in json.load(sys.stdin)]
+print(JSONEncoder().encode(boards))
+"""
+
+
+def test_grafana_s_own_types_read_the_boards_and_nothing_is_lost() -> None:
+    tools()
+    files = sorted((CHART / "files/dashboards").glob("*.json"))
+    boards = [json.loads(file.read_text()) for file in files]
+    unknown = {**boards[0], "refesh": "1m"}
+    done = subprocess.run(
+        [program("charts", "python"), "-c", READ_BOARDS],
+        input=json.dumps([*boards, unknown]),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *kept, of_unknown = json.loads(done.stdout)
+    assert [difference(*pair) for pair in zip(boards, kept, strict=True)] == [""] * len(boards)
+    assert difference(unknown, of_unknown) == ".refesh"
+
+
+def difference(given: Any, kept: Any, place: str = "") -> str:
+    """The first place of what was given that was not kept as it was, or nothing."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        back = cast("dict[str, Any]", kept)
+        for key, value in cast("dict[str, Any]", given).items():
+            if found := difference(value, back.get(key), f"{place}.{key}"):
+                return found
+        return ""
+    if isinstance(given, list) and isinstance(kept, list):
+        pairs = zip(cast("list[Any]", given), cast("list[Any]", kept), strict=True)
+        for index, (one_given, one_kept) in enumerate(pairs):
+            if found := difference(one_given, one_kept, f"{place}[{index}]"):
+                return found
+        return ""
+    return "" if given == kept else place
 
 
 def filled(expr: str) -> str:

@@ -68,6 +68,7 @@ def project(
     environ = {"gateway": gateway}
     made = composed(containers, clone, tmp_path_factory.mktemp("compose"), environ)
     try:
+        observe(made, "otel-collector")
         timings("docker compose up --build --wait, first time", made.up(build=True))
         for name in BUILT.values():
             # Compose builds what `docker build` does.
@@ -80,6 +81,13 @@ def project(
         containers.docker("rmi", *(f"headrace-{name}:{COMPOSED}" for name in BUILT.values()))
     left = containers.docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}{made.project}")
     assert not left
+
+
+def observe(project: ComposedStack, service: str) -> None:
+    """Starts a service of the profile ``observability`` alone."""
+    profile = ("--profile", "observability")
+    up = ("up", "--no-build", "--pull", "never", "--no-deps", "--wait", service)
+    project.compose(*profile, *up, timeout_s=UP_S)
 
 
 def layers(containers: Daemon, image: str) -> list[str]:
@@ -199,12 +207,12 @@ def test_the_end_to_end_suite_passes_against_it(
 @pytest.fixture
 def prometheus(project: ComposedStack) -> Generator[httpx.Client]:
     """The one of the profile ``observability``, while the test runs."""
-    profile = ("--profile", "observability")
-    up = ("up", "--no-build", "--pull", "never", "--no-deps", "--wait", "prometheus")
-    project.compose(*profile, *up, timeout_s=UP_S)
+    observe(project, "prometheus")
     with httpx.Client(base_url=f"http://127.0.0.1:{project.prometheus_port}/api/v1") as client:
         yield client
-    project.compose(*profile, "rm", "--stop", "--force", "--volumes", "prometheus")
+    project.compose(
+        "--profile", "observability", "rm", "--stop", "--force", "--volumes", "prometheus"
+    )
 
 
 def test_prometheus_asks_the_services_and_knows_the_boards_and_alerts(
@@ -256,6 +264,24 @@ def test_prometheus_asks_the_services_and_knows_the_boards_and_alerts(
         ]
 
     until(lambda: not silent(), f"panels are empty: {silent()}")
+
+
+def test_traces_and_metrics_of_both_services_reach_the_collector(
+    project: ComposedStack, api: Api
+) -> None:
+    api.stream_completion(STORY)
+    expected = {
+        f"text_completion {api.stack.model}",
+        *("process", "queue", "prefill", "decode"),
+        *("headrace_gateway_requests_started_total", "headrace_engine_passes_total"),
+        *("headrace-gateway", "headrace-engine"),
+    }
+
+    def missing() -> set[str]:
+        told = project.compose("--profile", "observability", "logs", "--no-color", "otel-collector")
+        return {each for each in expected if not re.search(rf"[ (]{each}\b", told)}
+
+    until(lambda: not missing(), f"the collector does not tell of {missing()}")
 
 
 def filled(expression: str) -> str:

@@ -20,6 +20,8 @@ UP_S: Final = 300.0
 WITHIN_S: Final = 60.0
 COMPOSED: Final = "composed"
 """Tag of the images that compose builds for tests."""
+COLLECTOR: Final = "http://otel-collector:4317"
+"""Where all stacks of tests send traces and metrics, as docs/guides/compose.md says."""
 BUILT: Final = {"secrets": "cli", "engine": "engine", "gateway": "gateway"}
 """Services whose images are ours, and the image of each."""
 
@@ -60,6 +62,7 @@ class ComposedStack:
             "HEADRACE_HTTP_PORT": str(self.http_port),
             "HEADRACE_GRPC_PORT": str(self.grpc_port),
             "HEADRACE_PROMETHEUS_PORT": str(self.prometheus_port),
+            "HEADRACE_OTLP_ENDPOINT": COLLECTOR,
             "HEADRACE_REVISION": revision_of(self.tree),
         }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from containers.cache import told
+from containers.cache import CACHE, ROOT, fetch, run, told
 from containers.daemon import Daemon
 from containers.install import ROOTFS, mirror
 
@@ -21,6 +23,7 @@ BASES: Final = {
     "python:3.11": ("python.Dockerfile", "full"),
     "valkey/valkey:8.0": ("valkey.Dockerfile", None),
     "prom/prometheus:v2.53.3": ("prometheus.Dockerfile", None),
+    "otel/opentelemetry-collector:0.115.1": ("collector.Dockerfile", None),
 }
 """Image, its Dockerfile in ``bases`` and the target in it."""
 
@@ -31,12 +34,15 @@ def make_bases(daemon: Daemon) -> None:
         with told(f"importing {DEBIAN}"):
             daemon.docker("import", ROOTFS, DEBIAN, timeout_s=_BUILD_S)
 
+    wheels = collector_wheel()
+
     def make(image: str) -> None:
         file, target = BASES[image]
         chosen = () if target is None else ("--target", target)
         with told(f"making {image}"):
             daemon.docker(
                 *("build", "--network", "host", "--build-arg", f"MIRROR={mirror()}", *chosen),
+                *("--build-context", f"wheels={wheels}"),
                 *("--tag", image, "--file", _FILES / file, _FILES),
                 timeout_s=_BUILD_S,
             )
@@ -44,6 +50,21 @@ def make_bases(daemon: Daemon) -> None:
     # Each waits for a mirror most of the time.
     with ThreadPoolExecutor(len(BASES)) as pool:
         list(pool.map(make, BASES))
+
+
+def collector_wheel() -> Path:
+    """A folder with the wheel of the collector."""
+    pinned = _FILES / "collector.txt"
+    folder = CACHE / "collector" / hashlib.sha256(pinned.read_bytes()).hexdigest()[:16]
+    if not folder.exists():
+        with told("downloading the collector"):
+            fresh = folder.with_name(f"{folder.name}.{os.getpid()}")
+            fresh.mkdir(parents=True)
+            python = run([ROOT / "tools/find_python.sh", "3.11"]).strip()
+            download = [python, "-m", "pip", "download", "-q", "--no-deps", "--require-hashes"]
+            fetch([*download, "--only-binary", ":all:", "-d", fresh, "-r", pinned])
+            fresh.rename(folder)
+    return folder
 
 
 if __name__ == "__main__":
