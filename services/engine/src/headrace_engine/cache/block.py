@@ -75,7 +75,7 @@ class LogicalBlock:
     which belongs to the block (``parent``) in which or at whose end its position lies.
 
     Invariants
-        refs == len(holders) + len(children) + len(states) + (slot.allocation is set)
+        refs == len(holders) + blocks in children + len(states) + (slot.allocation is set)
         refs == 0  implies  it is in no trie and no sequence
         indexed  implies  tokens, key and parent are set, and never change again
         offered > 0  implies  not indexed, no children, and tokens and parent are set
@@ -114,8 +114,9 @@ class LogicalBlock:
     """Tokens by which others find it as a partial sibling; 0: it is not offered."""
     written: int = 0
     """Of an offered block: its first tokens whose content committed passes wrote."""
-    children: list[LogicalBlock] | None = None
-    """Indexed and offered blocks that follow it, in order of content."""
+    children: dict[bytes, list[LogicalBlock]] | None = None
+    """Indexed and offered blocks that follow it: by the first four bytes of their content, and those
+    that have these in common in order of content."""
     origins: frozenset[int] = NOBODY
     """Numbers of sequences, resident then, of whose content this was made by a copy."""
     states: tuple[LogicalBlock, ...] = ()
@@ -130,6 +131,12 @@ class LogicalBlock:
     def allocated(self) -> bool:
         """Whether memory is behind it."""
         return self.slot is not None and self.slot.allocation is not None
+
+    @property
+    def followers(self) -> list[LogicalBlock]:
+        """Indexed and offered blocks that follow it. O(their number)."""
+        children = self.children
+        return [] if children is None else [block for alike in children.values() for block in alike]
 
     @property
     def extent(self) -> int:

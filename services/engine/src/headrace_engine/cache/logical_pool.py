@@ -131,11 +131,11 @@ class LogicalBlockPool:
     ) -> tuple[LogicalBlock, int] | None:
         """As ``PrefixTrie.closest``, for this sequence; noted, or in a replay remembered."""
         children = parent.children
-        if not children or (len(children) == 1 and children[0] is besides):
+        if not children or (len(children) == 1 and [besides] in children.values()):
             return None
         if self.recall is not None:
             maker, common = self.recall(holder.number)
-            alike = [block for block in children if block.maker == maker]
+            alike = [block for block in parent.followers if block.maker == maker]
             found = (alike[0], common) if maker else None
         else:
             found = self.trie.closest(parent, tokens, fingerprints, besides)
@@ -324,7 +324,7 @@ class LogicalBlockPool:
             assert node.parent.capacity == 0 or node.parent.indexed
             assert node.offset == node.parent.end
             assert node.parent.children is not None
-            assert node in node.parent.children
+            assert node in node.parent.children[node.content[:4]]
             assert node.indexed == (not node.offered)
             assert 0 <= node.written <= node.offered < self.block_tokens
         for holder in holders:
@@ -347,7 +347,7 @@ class LogicalBlockPool:
             assert not state.holders
         allocated = 0
         for block in blocks.values():
-            children = block.children or []
+            children = block.followers
             assert all(child.parent is block for child in children)
             assert not block.offered or (not children and len(block.holders) <= 1)
             for holder in block.holders:

@@ -45,7 +45,8 @@ class PrefixTrie:
         a node's parent is a root or a node of this trie
         ``_nodes[node.key] is node`` for every node
         ``_children[node.parent, node.tokens, node.fingerprints] is node`` for every node
-        ``parent.children`` are the nodes and offered blocks after ``parent``, in order of content
+        ``parent.children`` are the nodes and offered blocks after ``parent``, by the first token of
+            their content, and those with the same in order of content
     """
 
     __slots__ = ("_children", "_fold", "_identities", "_nodes", "_roots", "changes", "offered")
@@ -160,10 +161,15 @@ class PrefixTrie:
         assert parent is not None
         children = parent.children
         assert children is not None
-        at = bisect_left(children, block.content, key=_content) if len(children) > 1 else 0
-        while children[at] is not block:
-            at += 1  # offers may be equal
-        del children[at]
+        beginning = block.content[:4]
+        alike = children[beginning]
+        if len(alike) > 1:
+            at = bisect_left(alike, block.content, key=_content)
+            while alike[at] is not block:
+                at += 1  # offers may be equal
+            del alike[at]
+        else:
+            del children[beginning]
         if block.indexed:
             assert block.key is not None
             del self._nodes[block.key]
@@ -192,14 +198,16 @@ class PrefixTrie:
         children = parent.children
         if not children:
             return None
-        wanted = _joined(tokens, fingerprints)
-        at = bisect_left(children, wanted, key=_content)
+        wanted = _joined(tokens, fingerprints) if fingerprints else tokens
+        alike = children.get(wanted[:4])
+        if alike is None:
+            return None
+        at = bisect_left(alike, wanted, key=_content)
         best: tuple[int, bool, int] = (0, False, 0)
         found: LogicalBlock | None = None
-        for near in range(max(at - _NEAR, 0), min(at + _NEAR + 1, len(children))):
-            block = children[near]
-            # Most have not even the first token, and comparing all of them costs more than this.
-            if block is not besides and block.content[:4] == wanted[:4]:
+        for near in range(max(at - _NEAR, 0), min(at + _NEAR + 1, len(alike))):
+            block = alike[near]
+            if block is not besides:
                 common = _whole_tokens(_common(wanted, block.content), fingerprints)
                 fit = (common, block.valid, -near)
                 if common and fit > best:
@@ -234,10 +242,15 @@ def _adopt(
     if fingerprints:
         block.fingerprints, block.content = fingerprints, _joined(tokens, fingerprints)
     parent.refs += 1
-    if parent.children:
-        insort(parent.children, block, key=_content)
+    children = parent.children
+    if children is None:
+        children = parent.children = {}
+    beginning = block.content[:4]
+    alike = children.get(beginning)
+    if alike is None:
+        children[beginning] = [block]
     else:
-        parent.children = [block]
+        insort(alike, block, key=_content)
 
 
 def _joined(tokens: bytes, fingerprints: Sequence[bytes]) -> bytes:

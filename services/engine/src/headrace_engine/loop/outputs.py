@@ -9,6 +9,8 @@ Next     headrace_engine.intake.publisher
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from headrace_contracts.codes import Code, FinishReason
 from numpy.typing import NDArray
@@ -25,6 +27,15 @@ from headrace_engine.state.sequence import Sequence
 
 _NO_ROWS64 = np.zeros(0, np.int64)
 _NO_ROWS = np.zeros(0, np.int32)
+
+
+@lru_cache(maxsize=256)
+def _counts(rows: int, others: int) -> NDArray[np.int32]:
+    """One token for each of the first rows, none for those behind. Outputs share it."""
+    counts = np.zeros(rows + others, np.int32)
+    counts[:rows] = 1
+    counts.setflags(write=False)
+    return counts
 
 
 class OutputBuilder:
@@ -103,21 +114,18 @@ class OutputBuilder:
         rows = len(self._tokens)
         if not rows and not self._extra:
             return None
-        counts = np.ones(rows, np.int32)
         handles, choices, firsts = self._handles, self._choices, self._firsts
         if self._extra:
             more_handles, more_choices, more_firsts = zip(*self._extra, strict=True)
             handles = np.concatenate([handles, np.array(more_handles, np.int64)])
             choices = np.concatenate([choices, np.array(more_choices, np.int32)])
             firsts = np.concatenate([firsts, np.array(more_firsts, np.int32)])
-            counts = np.zeros(len(handles), np.int32)
-            counts[:rows] = 1
         outputs = PassOutputs(
             pass_id=pass_id,
             handles=handles,
             choices=choices,
             firsts=firsts,
-            counts=counts,
+            counts=_counts(rows, len(self._extra)),
             tokens=self._tokens,
             ends=[
                 RowEnd(row if row >= 0 else rows - row - 1, reason, usage, code, message)

@@ -10,6 +10,8 @@ Next     headrace_engine.executor.thread
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import accumulate
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -28,33 +30,32 @@ def setup_batch(plan: PassPlan, columns: SequenceColumns, *, phase: int) -> Batc
     chunks = plan.chunks
     sampling = decodes + sum([chunk.generating for chunk in chunks])
     # One array for all, since each call of numpy costs more than what it does here.
-    rows = np.zeros((4, decodes + len(chunks)), np.int32)
-    slots, begins, lengths, store_from = rows
-    slots[:decodes], begins[:decodes] = plan.decode
-    lengths[:decodes] = 1
-    rows[:, decodes:] = np.array(
-        [(_slot(c.sequence), c.begin, c.end - c.begin, c.store_from) for c in chunks], np.int32
-    ).T
-    offsets = np.zeros(len(slots) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    parts = [chunk.sequence.tokens[chunk.begin : chunk.end] for chunk in chunks]
-    generating = slots[:sampling].astype(np.intp)
+    slots, begins, lengths, store_from, offsets = rows = _rows(decodes + len(chunks)).copy()
+    rows[:2, :decodes] = plan.decode
+    columned = [(c.sequence.slot, c.begin, c.end - c.begin, c.store_from) for c in chunks]
+    rows[:4, decodes:-1] = list(zip(*columned, strict=True))
+    offsets[decodes:] = list(accumulate([c.end - c.begin for c in chunks], initial=decodes))
+    # What is sampled is the token behind a row's last position.
+    sample_indices = begins[:sampling] + lengths[:sampling]
+    sample_indices -= columns.prompt[slots[:sampling].astype(np.intp)]
     return BatchData(
         pass_id=plan.pass_id,
         phase=phase,
         generating=sampling,
-        slots=slots,
-        begins=begins,
-        lengths=lengths,
-        autoregressive=np.arange(len(slots)) < decodes,
-        sample_indices=columns.sampled[generating] - 1 - columns.prompt[generating],
-        tokens=np.concatenate([_constants(decodes).zeros, *parts]),
+        slots=slots[:-1],
+        begins=begins[:-1],
+        lengths=lengths[:-1],
+        autoregressive=_autoregressive(decodes, decodes + len(chunks)),
+        sample_indices=sample_indices,
+        tokens=np.concatenate(
+            [_constants(decodes).zeros, *[c.sequence.tokens[c.begin : c.end] for c in chunks]]
+        ),
         token_offsets=offsets,
-        store_from=store_from,
+        store_from=store_from[:-1],
         table_slots=np.array(plan.table.slots, np.int32),
         table_indices=np.array(plan.table.indices, np.int32),
         table_offsets=np.array(plan.table.offsets, np.int64),
-        starts=[slot_start(chunk) for chunk in plan.chunks if chunk.starts],
+        starts=[slot_start(chunk) for chunk in chunks if chunk.starts],
         restores=plan.restores,
         publishes=plan.publishes,
     )
@@ -108,6 +109,23 @@ def _constants(rows: int) -> _Constants:
     return constants
 
 
+@lru_cache(maxsize=64)
+def _rows(count: int) -> NDArray[np.int32]:
+    """Slots, begins, lengths, where storing begins, and offsets of so many rows of one token."""
+    rows = np.zeros((5, count + 1), np.int32)
+    rows[2] = 1
+    rows[4] = np.arange(count + 1)
+    return rows
+
+
+@lru_cache(maxsize=256)
+def _autoregressive(decodes: int, rows: int) -> NDArray[np.bool_]:
+    """The first rows decode."""
+    column = np.arange(rows) < decodes
+    column.setflags(write=False)
+    return column
+
+
 def slot_start(chunk: Chunk) -> SlotStart:
     """What the executor needs of a sequence that enters a slot."""
     sequence = chunk.sequence
@@ -120,23 +138,12 @@ def slot_start(chunk: Chunk) -> SlotStart:
         choice=sequence.choice,
         media=sequence.request.media,
         state=chunk.state,
-        sampling=SlotSampling(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            repetition_penalty=sampling.repetition_penalty,
-            bias_ids=sampling.bias_ids,
-            bias_values=sampling.bias_values,
-            seed=sampling.seed,
-            stop_token_ids=sampling.stop_token_ids,
-            min_new_tokens=sampling.min_new_tokens,
-            logprobs=sampling.logprobs,
-            attempt=sequence.request.attempt,
-        ),
+        sampling=SlotSampling._make((*_sampling_fields(sampling), sequence.request.attempt)),
     )
+
+
+_sampling_fields = attrgetter(*SlotSampling._fields[:-1])
+"""Of ``Sampling``, those that a slot has too."""
 
 
 def _slot(sequence: Sequence) -> int:

@@ -103,9 +103,12 @@ class ReasonBook:
 
     def leave(self, number: int, now_s: float) -> Mapping[Reason, float]:
         """The sequence runs or has ended. Returns seconds by reason so far."""
-        self._account(number, now_s)
+        spent = self._spent.get(number)
+        if spent is None:
+            return {}
+        self._add_open(spent, number, now_s)
         self._drop(number)
-        return self._spent.get(number, {})
+        return spent
 
     def forget(self, number: int) -> None:
         """The sequence is gone."""
@@ -145,8 +148,10 @@ class ReasonBook:
         return counts
 
     def _totals_at(self, now_s: float) -> Seconds:
-        at = _ORDER.index(self._behind.reason)
         totals = self._totals
+        if now_s == self._behind_since:
+            return totals
+        at = _ORDER.index(self._behind.reason)
         return (*totals[:at], totals[at] + (now_s - self._behind_since), *totals[at + 1 :])
 
     def _account(self, number: int, now_s: float) -> None:
@@ -158,15 +163,17 @@ class ReasonBook:
     def _add_open(self, spent: dict[Reason, float], number: int, now_s: float) -> None:
         mark = self._marks.get(number)
         if mark is not None:
-            for reason, total, before in zip(_ORDER, self._totals_at(now_s), mark, strict=True):
+            totals = self._totals_at(now_s)
+            if totals == mark:
+                return  # most begin in the pass in which they came
+            for reason, total, before in zip(_ORDER, totals, mark, strict=True):
                 _add(spent, reason, total - before)
         elif (since_s := self._since.get(number)) is not None:
             _add(spent, self._named[number].reason, now_s - since_s)
 
     def _drop(self, number: int) -> None:
-        self._named.pop(number, None)
-        self._since.pop(number, None)
-        self._marks.pop(number, None)
+        if self._marks.pop(number, None) is None and self._named.pop(number, None) is not None:
+            del self._since[number]
 
 
 def _add(spent: dict[Reason, float], reason: Reason, seconds: float) -> None:
