@@ -16,7 +16,7 @@ from headrace_transport.connection import (
     connect_gateway,
 )
 from headrace_transport.errors import CommandFailed, TransportUnavailable
-from headrace_transport.interface import FIRST_FRAME, EngineInfo
+from headrace_transport.interface import FIRST_FRAME
 from headrace_transport.options import WireOptions
 from support.redis import RedisServer
 from support.wires import (
@@ -352,24 +352,18 @@ async def test_engine_that_was_stopped_for_long_changes_nothing_when_it_wakes(
     await successor.close()
 
 
-async def test_records_that_cannot_be_read_are_said_to_be_so(
-    own_server: RedisServer, gateway: RedisGatewayWire, engine: RedisEngineWire
+async def test_what_reads_one_record_says_that_it_cannot_be_read(
+    own_server: RedisServer, gateway: RedisGatewayWire
 ) -> None:
-    own_server.command("SADD", keys.API_KEYS, "k1")
     own_server.command("HSET", keys.api_key("k1"), "revoked_ms", "7")
     with pytest.raises(CommandFailed, match="the API key k1"):
-        await gateway.api_keys()
-    with pytest.raises(CommandFailed, match="the API key k1"):
         await gateway.api_key("k1")
-    info = EngineInfo("e-1", MODEL, "ready", running=0, waiting=0, free_blocks=1, total_blocks=1)
-    await engine.beat_engine(info, ttl_ms=LEASE_MS)
-    own_server.command("HSET", keys.engine("e-1"), "running", "many")
-    with pytest.raises(CommandFailed, match="the engine e-1"):
-        await gateway.engines(MODEL)
-    own_server.command("ZADD", keys.MODELS, "1", MODEL)
+    own_server.command("HSET", keys.state("r1"), "status", "odd")
+    with pytest.raises(CommandFailed, match="status"):
+        await gateway.request_state("r1")
     own_server.command("SET", keys.card(MODEL), b"\xff\xff")
     with pytest.raises(CommandFailed, match="card"):
-        await gateway.cards()
+        await gateway.card(MODEL)
 
 
 async def test_a_deleted_key_that_is_asked_for_is_remembered_for_longer(

@@ -55,7 +55,8 @@ async def test_running_request_is_marked_and_its_owner_nudged(wires: Wires) -> N
     ((_, nudge),) = await engine.read_control("e-1", "0-0", block_ms=1000)
     assert nudge is not None
     assert nudge.cancel.id == "r1"
-    assert await engine.cancels(MODEL, ["r1", "r2"]) == {"r1": [mark()]}
+    for wire in (gateway, engine):
+        assert await wire.cancels(MODEL, ["r1", "r2"]) == {"r1": [mark()]}
     for _ in range(2):
         renewed = await engine.renew(MODEL, "e-1", {"r1": 1}, lease_ms=LEASE_MS)
         assert renewed.cancelled == {"r1": [mark()]}

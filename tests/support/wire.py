@@ -407,6 +407,20 @@ class LateAttach(MemoryGatewayWire):
         return await super().attach(request, gateway, slot, first, keeping=keeping)
 
 
+class LateCancel(MemoryGatewayWire):
+    """A cancel stays on its way until it is let through."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.on_its_way = asyncio.Event()
+        self.through = asyncio.Event()
+
+    async def cancel(self, model: str, request: str, mark: CancelMark) -> bool:
+        self.on_its_way.set()
+        await self.through.wait()
+        return await super().cancel(model, request, mark)
+
+
 class Stack:
     """A broker, one engine and as many gateways as a test makes."""
 

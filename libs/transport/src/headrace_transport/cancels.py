@@ -19,7 +19,19 @@ from headrace_transport.replies import Reply, as_bytes, as_list, as_text, readab
 _TRIES = 8
 
 
-class CancelMarks(Part):
+class MarkReads(Part):
+    """Both ends' reading of marks, over Redis."""
+
+    async def cancels(
+        self, model: str, requests: Sequence[str]
+    ) -> Mapping[str, Sequence[CancelMark]]:
+        """See ``GatewayWire.cancels``."""
+        if not requests:
+            return {}
+        return marks_by_id(await self._server.run_model("marks", model, list(requests)))
+
+
+class CancelMarks(MarkReads):
     """The gateway's cancels, over Redis."""
 
     async def cancel(self, model: str, request: str, mark: CancelMark) -> bool:
@@ -69,18 +81,6 @@ class CancelMarks(Part):
             ],
         )
         return as_text(reply)
-
-
-class MarkReads(Part):
-    """The engine's reading of marks, over Redis."""
-
-    async def cancels(
-        self, model: str, requests: Sequence[str]
-    ) -> Mapping[str, Sequence[CancelMark]]:
-        """See ``EngineWire.cancels``."""
-        if not requests:
-            return {}
-        return marks_by_id(await self._server.run_model("marks", model, list(requests)))
 
 
 def marks_by_id(reply: Reply) -> dict[str, Sequence[CancelMark]]:

@@ -265,6 +265,12 @@ class GatewayWire(Protocol):
         """
         ...
 
+    async def cancels(
+        self, model: str, requests: Sequence[str]
+    ) -> Mapping[str, Sequence[CancelMark]]:
+        """Marks of those of the requests that have any and have not ended."""
+        ...
+
     async def attach(
         self, request: str, gateway: str, slot: int, first: int, *, keeping: bool = False
     ) -> Lease | None:

@@ -223,6 +223,18 @@ class _MemoryWire:
         known = card is not None and self.foreign.is_ours("card", card.version)
         return card if known else None
 
+    async def cancels(
+        self, model: str, requests: Sequence[str]
+    ) -> Mapping[str, Sequence[CancelMark]]:
+        """See ``GatewayWire.cancels``."""
+        await self._broker.enter()
+        known = {request: self._broker.requests.get(request) for request in requests}
+        return {
+            request: marks_of(work)
+            for request, work in known.items()
+            if work is not None and work.marks
+        }
+
     async def reap(self, model: str) -> None:
         """See ``EngineWire.reap``."""
         await self._broker.enter()
@@ -575,18 +587,6 @@ class MemoryEngineWire(_MemoryWire):
             engine, request, attempt, entry=entry, reason=reason, usage=usage
         )
         return Settled(ours=ours)
-
-    async def cancels(
-        self, model: str, requests: Sequence[str]
-    ) -> Mapping[str, Sequence[CancelMark]]:
-        """See ``EngineWire.cancels``."""
-        await self._broker.enter()
-        known = {request: self._broker.requests.get(request) for request in requests}
-        return {
-            request: marks_of(work)
-            for request, work in known.items()
-            if work is not None and work.marks
-        }
 
     async def publish(self, frames: Mapping[str, Frame]) -> Mapping[str, FrameId]:
         """See ``EngineWire.publish``."""

@@ -12,7 +12,7 @@ from headrace_gateway.inference.calls import Call
 from headrace_gateway.inference.once import GRACE_S, Once, once_key
 from headrace_transport.memory import MemoryGatewayWire
 from support.clock import FakeClock
-from support.wire import Stack, call, eventually, read, texts
+from support.wire import Gateway, LateCancel, Stack, call, eventually, read, texts
 
 STOP, LENGTH, ERROR = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR
 
@@ -96,6 +96,27 @@ async def test_a_call_that_is_repeated_elsewhere_outlives_that_client_too() -> N
             await each.aclose()
 
 
+async def test_it_does_so_where_it_is_read_on_by_its_id_too() -> None:
+    clock = FakeClock()
+    stack = Stack(clock)
+    here, there = stack.gateway(), stack.gateway("gateway-b")
+    async with here.running() as service, there.running() as other:
+        await stack.engine.appear()
+        first = await service.start(again("cmpl-1"))
+        [claimed] = await stack.engine.claim()
+        await (await other.resume("cmpl-1", "", call("x").caller)).aclose()
+        await stack.engine.obey_attach(claimed)
+        clock.advance(GRACE_S - 1)
+        running = await other.resume("cmpl-1", "", call("x").caller)
+        await stack.engine.say(claimed, "ab")
+        assert texts(await read(running, until=1)) == {0: "ab"}
+        await running.aclose()
+        assert there.value("headrace_gateway_cancels_total", cause="disconnect") == 0
+        clock.advance(GRACE_S + 1)
+        assert (await stack.engine.await_mark(claimed)).reason == FinishReason.CANCELLED
+        await first.aclose()
+
+
 @pytest.mark.parametrize(
     ("ends", "replayed"),
     [
@@ -109,7 +130,7 @@ async def test_several_prompts_are_replayed_when_each_was_answered(
     ends: tuple[FinishReason, FinishReason], replayed: bool
 ) -> None:
     stack = Stack()
-    once = Once(MemoryGatewayWire(stack.broker))
+    once = Once(MemoryGatewayWire(stack.broker), cancelled=lambda _: False)
     async with stack.gateway().running() as service:
         await stack.engine.appear()
         running = await service.start(again("cmpl-1", "x", "y"))
@@ -144,9 +165,56 @@ async def test_what_was_refused_cancelled_or_failed_runs_anew() -> None:
             await each.aclose()
 
 
+@pytest.mark.parametrize("at", ["here", "elsewhere", "before the server knows"])
+async def test_a_call_that_is_cancelled_is_not_joined_while_its_engine_goes_on(at: str) -> None:
+    stack = Stack()
+    there = stack.gateway("gateway-b")
+    wire = LateCancel(stack.broker)
+    async with Gateway(wire).running() as service, there.running() as other:
+        await stack.engine.appear()
+        first = await service.start(again("cmpl-1"))
+        [claimed] = await stack.engine.claim()
+        await stack.engine.say(claimed, "ab")
+        if at != "before the server knows":
+            wire.through.set()
+            assert await service.cancel("cmpl-1", call("x").caller)
+        else:
+            await first.cancel()
+            await wire.on_its_way.wait()
+        again_at = other if at == "elsewhere" else service
+        second = await again_at.start(again("cmpl-2"))
+        assert second.id == "cmpl-2"
+        # and it is the one that is repeated from now on
+        third = await service.start(again("cmpl-3"))
+        assert third.id == "cmpl-2"
+        wire.through.set()
+        await stack.engine.await_mark(claimed)
+        [anew] = await stack.engine.claim()
+        assert anew.record.id == "cmpl-2"
+        for each in (first, second, third):
+            await each.aclose()
+
+
+async def test_a_call_that_a_stop_string_has_ended_is_joined() -> None:
+    stack = Stack()
+    async with stack.gateway().running() as service:
+        await stack.engine.appear()
+        stopped = again("cmpl-1")
+        stopped = replace(stopped, sampling=replace(stopped.sampling, stop=("b",)))
+        first = await service.start(stopped)
+        [claimed] = await stack.engine.claim()
+        await stack.engine.say(claimed, "abc")
+        assert texts(await read(first)) == {0: "a"}
+        assert (await stack.engine.await_mark(claimed)).HasField("choice")
+        second = await service.start(replace(stopped, request_id="cmpl-2"))
+        assert (second.id, texts(await read(second))) == ("cmpl-1", {0: "a"})
+        for each in (first, second):
+            await each.aclose()
+
+
 async def test_of_two_at_once_one_is_told_to_come_back() -> None:
     stack = Stack()
-    once = Once(MemoryGatewayWire(stack.broker))
+    once = Once(MemoryGatewayWire(stack.broker), cancelled=lambda _: False)
     made = again("cmpl-1")
     assert made.once is not None
     assert await once.hold(made, made.once) is None  # and is not queued yet

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from headrace_contracts.codes import FinishReason
@@ -213,8 +215,12 @@ def test_an_edge_note_survives_its_journey_and_a_strange_one_is_no_note() -> Non
         min_tokens=2,
         include_stop=False,
         logprobs=None,
+        grace_s=60.0,
     )
     assert EdgeNote.decode(note.encode()) == note
+    earlier = json.loads(note.encode())
+    del earlier["grace_s"], earlier["traceparent"]  # of a version that had neither
+    assert EdgeNote.decode(json.dumps(earlier).encode()) == replace(note, grace_s=0.0)
     assert note.hidden == {7}
     for strange in (b"", b"{}", b"[]", b'{"version": 99}', b'{"version": 1, "kind": "chat"}'):
         assert EdgeNote.decode(strange) is None

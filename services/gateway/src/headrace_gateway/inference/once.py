@@ -6,6 +6,7 @@ refused lets go of it. Next: headrace_gateway.inference.service
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Final
 
@@ -22,6 +23,7 @@ from headrace_gateway.errors import (
 )
 from headrace_gateway.inference import lookup
 from headrace_gateway.inference.calls import Call, OnceKey
+from headrace_gateway.inference.lookup import Found
 
 log = get_logger(__name__)
 
@@ -40,12 +42,15 @@ _ANSWERED: Final = (FinishReason.STOP, FinishReason.LENGTH)
 class Once:
     """Binds keys to calls."""
 
-    def __init__(self, wire: GatewayWire) -> None:
+    def __init__(self, wire: GatewayWire, *, cancelled: Callable[[str], bool]) -> None:
+        """``cancelled``: whether this gateway has cancelled a call, and the server may not know yet."""
         self._wire = wire
+        self._cancelled = cancelled
 
     async def hold(self, call: Call, key: OnceKey) -> str | None:
         """Holds the key for a call. None: it is the first. Else the id of the call that it is a
-        repetition of; one that failed, or was cancelled, is forgotten, and this one is the first.
+        repetition of; one that failed, or was cancelled (its engine may not have heard of that
+        yet), is forgotten, and this one is the first.
 
         Raises ``Conflict`` for another body and for a call that is forgotten, and
         ``BackendUnavailable`` while the first is being admitted.
@@ -66,12 +71,21 @@ class Once:
                 raise BackendUnavailable(
                     "The call of this Idempotency-Key is being admitted.", retry_after_s=1
                 ) from None
-            states = [state for _, state in found.states]
-            if any(state.status != "finished" for state in states) or all(
-                state.finish in _ANSWERED for state in states
-            ):
+            if await self._answers(request_id, found):
                 return request_id
             instead = held
+
+    async def _answers(self, request_id: str, found: Found) -> bool:
+        """Whether a call has been answered, or is on its way to that."""
+        states = [state for _, state in found.states]
+        if all(state.status == "finished" for state in states):
+            return all(state.finish in _ANSWERED for state in states)
+        if self._cancelled(request_id):
+            return False
+        with transport_errors():
+            marks = await self._wire.cancels(states[0].model, [name for name, _ in found.states])
+        # of one choice, a mark only says where it stopped
+        return all(mark.HasField("choice") for each in marks.values() for mark in each)
 
     async def keep(self, call: Call, key: OnceKey) -> None:
         """The call is queued: the key stands for it from now on. Never raises: the call runs."""

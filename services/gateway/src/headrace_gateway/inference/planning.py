@@ -115,7 +115,7 @@ class Planner:
             deadline=None if deadline_s is None else arrived + deadline_s,
             span=call.span,
             resumable=call.resumable,
-            grace_s=0.0 if call.once is None else GRACE_S,
+            grace_s=grace_of(call),
         )
         echo = [model.text.decode(p, skip_special=False) for p in prompts] if call.echo else ()
         return Plan(opened, echo)
@@ -219,7 +219,13 @@ def note_of(call: Call, sampling: Sampling, prompts: int) -> EdgeNote:
         include_stop=call.sampling.include_stop,
         logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
         traceparent=call.span.traceparent,
+        grace_s=grace_of(call),
     )
+
+
+def grace_of(call: Call) -> float:
+    """How long a call goes on without a reader, at least."""
+    return 0.0 if call.once is None else GRACE_S
 
 
 def _size(prompt: Prompt) -> int:

@@ -38,6 +38,8 @@ class EdgeNote:
     logprobs: int | None
     traceparent: str = ""
     """Of the span that a resumed stream's points at."""
+    grace_s: float = 0.0
+    """How long it goes on without a reader, at least, at whichever gateway it is."""
 
     def encode(self) -> bytes:
         """As it travels."""

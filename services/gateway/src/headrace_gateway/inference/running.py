@@ -98,6 +98,15 @@ class OpenCall:
         return all(session.ended for session in self.sessions)
 
     @property
+    def cancelled(self) -> bool:
+        """Whether it was ended here before its answer was whole."""
+        return any(
+            choice.finish in (FinishReason.CANCELLED, FinishReason.DEADLINE)
+            for session in self.sessions
+            for choice in session.choices
+        )
+
+    @property
     def usage(self) -> UsageTotal:
         """Sums so far."""
         return UsageTotal(

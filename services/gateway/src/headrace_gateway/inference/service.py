@@ -136,7 +136,7 @@ class InferenceService:
         self._tasks = Tasks()
         self._planner = Planner(catalog, settings, clock, threads=threads, process=process)
         self._limits = RateLimits(wire, self._tasks)
-        self._once = Once(wire)
+        self._once = Once(wire, cancelled=self._cancelled_here)
         self._receipts = Receipts(metrics, clock, settle=self._limits.settle)
         self._cancels = Cancels(wire, self._tasks, metrics)
         self._book = Book(
@@ -245,6 +245,10 @@ class InferenceService:
             except GatewayError as error:
                 self._metrics.rejected.labels(error.code.wire_name).inc()
                 raise
+
+    def _cancelled_here(self, call_id: str) -> bool:
+        call = self._book.find(call_id)
+        return call is not None and call.cancelled
 
     async def _start(self, call: Call, arrived: float) -> Running:
         plan = await self._planner.plan(call, arrived=arrived)
@@ -513,6 +517,7 @@ class InferenceService:
             span=span,
             resumed=True,
             resumable=True,
+            grace_s=note.grace_s,
         )
         for session in sessions:
             self._inbox.open(session)
