@@ -20,6 +20,7 @@ from headrace_engine.executor.base import (
     Executor,
     ExecutorLimits,
     MeasuresItsMemory,
+    RoundsItsSteps,
     ModelShape,
     sequence_tokens,
 )
@@ -164,6 +165,7 @@ def fit(settings: EngineSettings, executor: Executor) -> SchedulerSettings:
             tenant_weights=settings.tenant_weights,
             ageing_s=settings.ageing_s,
             step_target_ms=settings.step_target_ms,
+            step_tokens=executor.step_tokens if isinstance(executor, RoundsItsSteps) else 1,
         )
     except ValueError as error:
         raise ModelRejected(str(error)) from error

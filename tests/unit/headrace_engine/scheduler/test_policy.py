@@ -14,6 +14,25 @@ def test_beside_decodes_only_a_chunk_is_computed_alone_all_that_fits() -> None:
     assert prefill_budget(decoding=90, batch_tokens=100, chunk_tokens=16) == 10
 
 
+def test_a_pass_that_decodes_fills_a_size_at_which_batches_run() -> None:
+    def total(decoding: int, chunk: int) -> int:
+        budget = prefill_budget(
+            decoding=decoding, batch_tokens=8448, chunk_tokens=chunk, step_tokens=256
+        )
+        assert 0 < budget <= chunk
+        return decoding + budget
+
+    assert total(200, 3900) == 4096
+    assert total(256, 8192) == 8448
+    assert total(100, 8192) == 8192
+    # Not at the price of most of the chunk, and not where nothing decodes.
+    assert total(250, 64) == 314
+    assert total(10, 400) == 256
+    assert total(10, 300) == 256
+    assert total(200, 100) == 256
+    assert prefill_budget(decoding=0, batch_tokens=8400, chunk_tokens=64, step_tokens=256) == 8400
+
+
 @pytest.mark.rule("sched.chunk-ends")
 @given(
     begin=st.integers(0, 200),

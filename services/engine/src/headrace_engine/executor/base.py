@@ -97,6 +97,16 @@ class Executor(Protocol):
 
 
 @runtime_checkable
+class RoundsItsSteps(Protocol):
+    """An executor that runs large batches at few sizes: what a batch lacks to the next one is wasted."""
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens from one size to the next."""
+        ...
+
+
+@runtime_checkable
 class MeasuresItsMemory(Protocol):
     """An executor whose device has memory of its own, which bounds the region."""
 

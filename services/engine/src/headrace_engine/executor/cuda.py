@@ -34,7 +34,7 @@ from headrace_engine.executor.cuda_memory import (
     allocating,
     measured,
 )
-from headrace_engine.executor.cuda_prefill import PrefillGraphs
+from headrace_engine.executor.cuda_prefill import STEP_TOKENS, PrefillGraphs
 from headrace_engine.executor.cuda_sampling import CLASSES, CudaSampler, StepClass
 from headrace_engine.executor.cuda_sharing import LEAST_ROWS, Sharing
 from headrace_engine.kernels.build import default_cache_dir
@@ -153,6 +153,11 @@ class CudaExecutor:
         name = torch.cuda.get_device_name(self._device) if self._on_gpu else "interpreter"
         return {"device": name, "dtype": self._shape.kv_dtype, "weights_bytes": self._weights.size}
 
+    @property
+    def step_tokens(self) -> int:
+        """See RoundsItsSteps."""
+        return STEP_TOKENS
+
     def block_bytes(self, block_tokens: int) -> int:
         """See Executor."""
         return -(-self._token_bytes * block_tokens // UNIT_BYTES) * UNIT_BYTES
@@ -169,7 +174,7 @@ class CudaExecutor:
         try:
             with allocating("activations", device, "lower max_batch or batch_tokens"):
                 self._allocate(replace(limits, region_bytes=block_bytes))
-                captures = len(self._captured_steps()) + len(self._prefills.sizes)
+                captures = len(self._captured_steps()) + len(self._prefills.kinds)
                 with torch.inference_mode():
                     self._run_largest()
                     torch.cuda.synchronize(device)
@@ -263,7 +268,8 @@ class CudaExecutor:
         rows = aligned(limits.slots)
         self._message = Message(rows, aligned(rows + blocks * limits.slots), aligned(tokens))
         tiles = limits.slots + -(-tokens // tile)
-        words = self._message.size + 2 * rows + aligned(2 * tiles)
+        attending = max(rows + aligned(2 * tiles), aligned(self._prefills.words))
+        words = self._message.size + rows + attending
         self._phases = [self._phase(words) for _ in range(limits.phases)]
         # A decode step sends only what lies before the updates' capacity is used up.
         self._decode_message = Message(rows, rows, rows)
@@ -361,21 +367,21 @@ class CudaExecutor:
         singles = offsets[:-1][single_rows]
         fresh_rows = (batch.begins == 0) & (lengths >= FRESH_TOKENS) & self._on_gpu
         tiles = self._tiles(offsets, lengths, batch.begins, ~(fresh_rows | single_rows))
-        captured = None
-        if not (len(singles) or fresh_rows.any()):
-            captured = self._prefills.size(len(batch.tokens))
-        if captured is not None and len(tiles) <= (room := self._prefills.room(captured)):
-            tiles = np.concatenate([tiles, np.zeros((room - len(tiles), 2), np.int32)])
-        else:
-            captured = None
-        size = captured or self._rounded(len(batch.tokens))
+        kind = None
+        if not fresh_rows.any():
+            kind = self._prefills.fit(len(batch.tokens), len(singles), len(tiles))
+        size = self._rounded(len(batch.tokens)) if kind is None else kind.size
         # Also the output layer runs at few sizes, so that its kernels were used before.
         wanted = np.zeros(self._size_of(generating) if generating else 0, np.int32)
         wanted[:generating] = offsets[1 : generating + 1] - 1
         at = message.size
         outputs, at = _append(words, at, wanted)
-        single_part, at = _append(words, at, singles)
-        tile_part, at = _append(words, at, tiles.reshape(-1))
+        if kind is None:
+            single_part, at = _append(words, at, singles)
+            attending, at = _append(words, at, tiles.reshape(-1))
+        else:
+            single_part = slice(0, 0)
+            attending, at = _append(words, at, self._prefills.inputs(kind, singles, tiles))
         phase.inbox[:at].copy_(phase.host[:at], non_blocking=True)
         inbox = phase.inbox
         self._prepare(
@@ -387,13 +393,12 @@ class CudaExecutor:
         )
         # Tokens that only fill the step up write no KV.
         self._decoder.columns.targets[len(batch.tokens) : size].fill_(-1)
-        placed = inbox[tile_part].view(-1, 2) if tiles.size else None
-        if captured is not None and placed is not None:
-            hidden = self._prefills.run(captured, placed)
+        if kind is not None:
+            hidden = self._prefills.run(kind, inbox[attending])
         else:
             mixed = MixedBatch(
                 singles=inbox[single_part] if len(singles) else None,
-                tiles=placed,
+                tiles=inbox[attending].view(-1, 2) if tiles.size else None,
                 fresh=[
                     (int(offsets[row]), int(offsets[row + 1])) for row in np.flatnonzero(fresh_rows)
                 ],

@@ -1,70 +1,121 @@
-"""Captured steps of prompts: neither a first token nor the device waits for hundreds of launches.
+"""Captured steps that have prompts: neither a first token nor the device waits for hundreds of launches.
 
 Owner    executor thread
-Writes   the tiles that captured steps read; the decoder's scratch
-Never    captures after ``capture``; runs more tiles than it has room for
+Writes   the tiles and single tokens that captured steps read; the decoder's scratch
+Never    captures after ``capture``; runs more tiles or single tokens than it has room for
 Rules    executor.nothing-allocated-after-start
 Next     headrace_engine.model.cuda_decoder
 
-What is captured is the decoder's layers for one count of tokens, with room for the tiles of a few
-rows. What depends on the rows stays outside: prepare, the output layer, the choice of tokens.
+What is captured is the decoder's layers for one count of tokens, with room for the tiles of some
+rows, and for a token of every row that decodes. What depends on the rows stays outside: prepare,
+the output layer, the choice of tokens.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace_engine.model.cuda_decoder import PREFILL_SIZES, CudaDecoder, MixedBatch
+from headrace_engine.kernels.gpu.prepare import aligned
+from headrace_engine.model.cuda_decoder import (
+    LEAST_SINGLES,
+    PREFILL_SIZES,
+    CudaDecoder,
+    MixedBatch,
+)
 
-_SIZE_STEP: Final = 256
+STEP_TOKENS: Final = 256
 """Tokens from one size to the next, above the small ones."""
 _ROWS: Final = 16
-"""Rows for whose last tiles, which are not full, there is room."""
+"""Rows for whose last tiles, which are not full, there is room, at least."""
+_ROW_TOKENS: Final = 64
+"""Tokens of a step for which there is room for one more such row."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Captured:
+    """One kind of step."""
+
+    size: int
+    """Tokens."""
+    singles: bool
+    """Whether rows of a single token attend too. Large steps always have room for them: it costs
+    less than a hundredth there."""
 
 
 class PrefillGraphs:
-    """One graph for each size that a batch may reach."""
+    """One graph for each size that a batch may reach; of small sizes one more with single tokens."""
 
     def __init__(self, decoder: CudaDecoder, *, tile: int, tokens: int, rows: int) -> None:
         """``tile`` is the tokens of a query tile, ``tokens`` and ``rows`` the most of a batch."""
         self._decoder = decoder
         self._tile = tile
-        self._rows = min(rows, _ROWS)
-        large = range(PREFILL_SIZES[-1] + _SIZE_STEP, tokens + 1, _SIZE_STEP)
-        self.sizes = tuple(size for size in (*PREFILL_SIZES, *large) if size <= tokens)
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._rows = rows
+        self._singles = max(aligned(rows), LEAST_SINGLES)
+        small = [size for size in PREFILL_SIZES if size <= tokens]
+        large = range(PREFILL_SIZES[-1] + STEP_TOKENS, tokens + 1, STEP_TOKENS)
+        self.kinds = (
+            *(Captured(size, singles) for size in small for singles in (False, True)),
+            *(Captured(size, True) for size in large),
+        )
+        self.graphs: dict[Captured, torch.cuda.CUDAGraph] = {}
         device = decoder.columns.tokens.device
-        room = max(map(self.room, self.sizes), default=0)
-        self._tiles = torch.zeros(room, 2, dtype=torch.int32, device=device)
+        room = max((self.room(kind.size) for kind in self.kinds), default=0)
+        self._inputs = torch.zeros(self._singles + 2 * room, dtype=torch.int32, device=device)
+        """Single tokens, then tiles."""
 
-    def size(self, tokens: int) -> int | None:
-        """The size at which a step of ``tokens`` tokens runs, if one is large enough."""
-        return next((size for size in self.sizes if size >= tokens), None)
+    @property
+    def words(self) -> int:
+        """The most that ``inputs`` gives."""
+        return self._inputs.shape[0]
 
     def room(self, size: int) -> int:
         """Tiles for which a step of ``size`` tokens has room."""
-        return -(-size // self._tile) + self._rows
+        return -(-size // self._tile) + min(self._rows, max(_ROWS, size // _ROW_TOKENS))
+
+    def fit(self, tokens: int, singles: int, tiles: int) -> Captured | None:
+        """The kind of step that has room for so many tokens, of which some are their rows' only one."""
+        for kind in self.kinds:
+            if kind.size >= tokens and (kind.singles or not singles):
+                return kind if tiles <= self.room(kind.size) else None
+        return None
+
+    def inputs(
+        self, kind: Captured, singles: NDArray[np.int32], tiles: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        """What ``run`` wants: single tokens and tiles, filled up with such as do nothing."""
+        begin = self._singles if kind.singles else 0
+        words = np.zeros(begin + 2 * self.room(kind.size), np.int32)
+        words[:begin] = self._decoder.idle_token
+        words[: len(singles)] = singles
+        words[begin : begin + tiles.size] = tiles.reshape(-1)
+        return words
 
     def capture(self, stream: torch.cuda.Stream, pool: torch.cuda._POOL_HANDLE) -> None:  # pyright: ignore[reportPrivateUsage]
-        """Captures every size. Kernels were compiled and cuBLAS was warmed before."""
-        for size in reversed(self.sizes):
+        """Captures every kind. Kernels were compiled and cuBLAS was warmed before."""
+        for kind in reversed(self.kinds):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=stream):
-                self._run(size)
-            self.graphs[size] = graph
+                self._run(kind)
+            self.graphs[kind] = graph
 
-    def run(self, size: int, tiles: Tensor) -> Tensor:
-        """Runs ``size`` tokens; ``tiles`` are ``room(size)`` of them. As ``CudaDecoder.run``."""
-        self._tiles[: len(tiles)].copy_(tiles)
-        graph = self.graphs.get(size)
+    def run(self, kind: Captured, inputs: Tensor) -> Tensor:
+        """Runs a step with these ``inputs``, on the device. As ``CudaDecoder.run``."""
+        begin = 0 if kind.singles else self._singles
+        self._inputs[begin : begin + len(inputs)].copy_(inputs)
+        graph = self.graphs.get(kind)
         if graph is None:  # nothing is captured yet, or ever without a device
-            return self._run(size)
+            return self._run(kind)
         graph.replay()
-        return self._decoder.normed(size)
+        return self._decoder.normed(kind.size)
 
-    def _run(self, size: int) -> Tensor:
-        tiles = self._tiles[: self.room(size)]
-        return self._decoder.run(size, MixedBatch(singles=None, tiles=tiles, fresh=()))
+    def _run(self, kind: Captured) -> Tensor:
+        begin = self._singles
+        tiles = self._inputs[begin : begin + 2 * self.room(kind.size)].view(-1, 2)
+        singles = self._inputs[:begin] if kind.singles else None
+        return self._decoder.run(kind.size, MixedBatch(singles=singles, tiles=tiles, fresh=()))

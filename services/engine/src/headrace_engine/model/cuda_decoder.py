@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from headrace_engine.kernels.gpu.decode_attention import DecodeAttention
+from headrace_engine.kernels.gpu.decode_attention import FEW_ROWS, DecodeAttention
 from headrace_engine.kernels.gpu.embed import embed_norm
 from headrace_engine.kernels.gpu.gemv import gemv
 from headrace_engine.kernels.gpu.norm import residual_norm
@@ -47,6 +47,10 @@ _SIZE_STEP: Final = 128
 the first use of a kernel waits until the device stands still."""
 
 
+LEAST_SINGLES: Final = -(-(FEW_ROWS + 1) // 4) * 4
+"""Single tokens of a captured mixed step, at least: from here on idle ones cost nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenColumns:
     """What the prepare kernel fills: one entry a token of the batch."""
@@ -75,7 +79,7 @@ class MixedBatch:
     """How the tokens of a mixed batch attend. Every token is in exactly one of the three."""
 
     singles: Tensor | None
-    """int32[count]: tokens that are their row's only one."""
+    """int32[count]: tokens that are their row's only one; ``idle_token`` where there is none."""
     tiles: Tensor | None
     """int32[count, 2]: first token and tokens of each query tile."""
     fresh: Sequence[tuple[int, int]]
@@ -108,16 +112,20 @@ class CudaDecoder:
         tokens = padded_tokens(tokens)
         # Tokens that only fill a step up run as what stood there last, so they begin as valid ones.
         self.columns = TokenColumns(
-            tokens=empty(tokens, dtype=torch.int32).zero_(),
-            slots=empty(tokens, dtype=torch.int32).zero_(),
-            positions=empty(tokens, dtype=torch.int32).zero_(),
-            targets=empty(tokens, dtype=torch.int64).fill_(-1),
+            tokens=empty(tokens + 1, dtype=torch.int32).zero_(),
+            slots=empty(tokens + 1, dtype=torch.int32).zero_(),
+            positions=empty(tokens + 1, dtype=torch.int32).zero_(),
+            targets=empty(tokens + 1, dtype=torch.int64).fill_(-1),
         )
+        self.idle_token = tokens
+        """Stands behind all tokens, has no context, and so attends to nothing."""
+        self.columns.positions[self.idle_token] = -1
         self._residual = empty(tokens, config.hidden)
         self._normed = empty(tokens, config.hidden)
         self._delta = empty(tokens, config.hidden)
         self._qkv = empty(tokens, config.qkv_width)
-        self._attended = empty(tokens, config.heads * config.head_dim)
+        # Zeros: nobody attends for tokens that only fill a step up, and they run on with what is here.
+        self._attended = empty(tokens, config.heads * config.head_dim).zero_()
         self._gate_up = empty(tokens, 2 * config.intermediate)
         self._active = empty(tokens, config.intermediate)
         self._fresh = torch.zeros(
@@ -130,7 +138,7 @@ class CudaDecoder:
         self._parts = empty(MOST_SPLITS * MOST_ROWS * config.hidden, dtype=torch.float32)
         self._decode_attention = DecodeAttention(
             self._region,
-            rows=rows,
+            rows=max(rows, LEAST_SINGLES),
             layers=config.layers,
             heads=config.heads,
             kv_heads=config.kv_heads,

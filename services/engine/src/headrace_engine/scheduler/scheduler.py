@@ -228,7 +228,8 @@ class Scheduler:
                 holder = residents.hold(sequence)
                 if not holder.blocks:
                     admit_prompt(self.pool, holder, sequence, settings)
-                create_missing_blocks(self.pool, holder, sequence.length)
+                elif len(holder.blocks) * settings.block_tokens < sequence.length:
+                    create_missing_blocks(self.pool, holder, sequence.length)
 
     def _grant_decodes(self, grants: Grants) -> tuple[Decodes, list[tuple[Sequence, LogicalBlock]]]:
         """A block for each decoding row that crosses into one, first in rank first."""
@@ -275,6 +276,7 @@ class Scheduler:
             chunk_tokens=settings.prefill_chunk_tokens
             if self.pace is None
             else self.pace.chunk_tokens(),
+            step_tokens=settings.step_tokens,
         )
         chunks: list[Chunk] = []
         contenders = len(residents.prefilling) + min(residents.free_slots, len(residents.waiting))

@@ -29,6 +29,9 @@ class SchedulerSettings:
     step_target_ms: float | None = None
     """Time that a pass which also decodes should take at most; the known context computed in it is
     sized so, between a block and ``prefill_chunk_tokens``. None: always ``prefill_chunk_tokens``."""
+    step_tokens: int = 1
+    """Batches run at multiples of this many tokens: one with known context and rows that decode is
+    planned to fill such a size."""
     session_tokens: int = 2048
     """Positions of one sequence."""
     block_tokens: int = 16
@@ -67,6 +70,7 @@ class SchedulerSettings:
             "max_batch": self.max_batch,
             "max_waiting": self.max_waiting,
             "session_tokens": self.session_tokens,
+            "step_tokens": self.step_tokens,
             "block_tokens": self.block_tokens,
             "pool_blocks": self.pool_blocks,
             "plan_window": self.plan_window,

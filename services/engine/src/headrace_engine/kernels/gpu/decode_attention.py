@@ -305,6 +305,9 @@ def _decode_attention(
                 tl.store(place, (total / mass[None, :]).to(out.dtype.element_ty), real[None, :])
                 tl.store(arrived + row * KV_HEADS + kv_head, 0)
         work = following
+    if PDL:
+        # Also where there was nothing to do: who waits for this kernel relies on those before it.
+        gdc_wait()
 
 
 @triton.jit(do_not_specialize=["layer"])
