@@ -9,6 +9,7 @@ Next     headrace_engine.loop.lifecycle
 
 from __future__ import annotations
 
+import numpy as np
 from headrace_contracts.codes import Code
 from headrace_contracts.limits import MAX_CHOICES
 
@@ -44,7 +45,8 @@ def _check_choices(request: Request) -> None:
 def _check_tokens(what: str, tokens: Tokens, vocabulary: int) -> None:
     if tokens.ndim != 1:
         raise invalid(f"the {what} is not a list of tokens")
-    if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocabulary):
+    # The ufuncs themselves: the methods go through Python.
+    if len(tokens) and (np.minimum.reduce(tokens) < 0 or np.maximum.reduce(tokens) >= vocabulary):
         at = int(((tokens < 0) | (tokens >= vocabulary)).argmax())
         raise invalid(
             f"token {int(tokens[at])} at position {at} of the {what} is outside the vocabulary "

@@ -121,21 +121,27 @@ class PageAllocator:
         """What as many calls of ``alloc(0)`` return, without those that return None."""
         taken: list[int] = []
         for order, runs in enumerate(self._free):
-            while runs.summary:
-                left = count - len(taken)
-                if not left:
-                    self._free_pages -= count
-                    return taken
+            while runs.summary and count:
                 at = runs.pop_least() << order
-                end = at + (1 << order)
-                middle = min(end, at + left)
-                taken += range(at, middle)
-                while middle < end:
-                    rest = (middle & -middle).bit_length() - 1
-                    self._free[rest].add(middle >> rest)
-                    middle += 1 << rest
+                size = 1 << order
+                if size <= count:
+                    taken += range(at, at + size)
+                    count -= size
+                else:
+                    taken += range(at, at + count)
+                    self._give_back(at + count, at + size)
+                    count = 0
+            if not count:
+                break
         self._free_pages -= len(taken)
         return taken
+
+    def _give_back(self, start: int, end: int) -> None:
+        """Makes a run's end free again, ``end`` being where the run ended."""
+        while start < end:
+            order = (start & -start).bit_length() - 1
+            self._free[order].add(start >> order)
+            start += 1 << order
 
     def free(self, start: int, order: int) -> None:
         """Gives a run back and merges it with its free buddies."""

@@ -121,9 +121,14 @@ class Grants:
     def take_free_many(self, blocks: Sequence[LogicalBlock]) -> int:
         """Memory for the first of these blocks, as far as some is free. Returns for how many."""
         allocations = self._trial.alloc_many(self._pool.block_type, len(blocks))
+        self._note_granted(blocks, allocations)
+        return len(allocations)
+
+    def _note_granted(
+        self, blocks: Sequence[LogicalBlock], allocations: Sequence[Allocation]
+    ) -> None:
         self.granted.update(zip(blocks, allocations, strict=False))
         self.ops += map(_memory_op, zip(blocks, allocations, repeat(True)))
-        return len(allocations)
 
     def make_free(self, count: int) -> bool:
         """Whether memory for so many blocks is free, once enough of what nobody holds was evicted."""
@@ -141,17 +146,20 @@ class Grants:
         self, blocks: Sequence[LogicalBlock], keep: Sequence[LogicalBlock] = ()
     ) -> bool:
         """Memory for every block if so much is free, as ``take_all``; else nothing is changed."""
-        pool = self._pool
-        blocks = [b for b in blocks if b not in self.granted]
+        pool, granted, trial = self._pool, self.granted, self._trial
         if pool.state_type is not None:
             return False  # a frontier may be among them
-        if pool.slots.objects.capacity_left(pool.block_type) < len(blocks):
-            return False
-        mark = self._mark()
-        if self.take_free_many(blocks) < len(blocks):
-            self._undo_to(mark)
-            return False
-        self.kept.update(keep)
+        if granted:
+            blocks = [b for b in blocks if b not in granted]
+        if blocks:
+            mark = trial.mark()
+            allocations = trial.alloc_many(pool.block_type, len(blocks))
+            if len(allocations) < len(blocks):
+                trial.undo_to(mark)
+                return False
+            self._note_granted(blocks, allocations)
+        if keep:
+            self.kept.update(keep)
         return True
 
     def take_all(

@@ -43,7 +43,10 @@ class Way(NamedTuple):
     @property
     def sources(self) -> tuple[LogicalBlock, ...]:
         """What is copied from, and must keep its memory in this pass."""
-        return tuple(block for block in (self.sibling, self.state) if block is not None)
+        sibling, state = self.sibling, self.state
+        if sibling is None:
+            return () if state is None else (state,)
+        return (sibling,) if state is None else (sibling, state)
 
 
 def plan_resume(

@@ -127,7 +127,8 @@ class Residents:
             self.paused.remove(sequence)
         else:
             self._leave_batch(sequence)
-        self.reasons.leave(sequence.number, now_s)
+        if sequence.status is not Status.RUNNING:
+            self.reasons.leave(sequence.number, now_s)
         sequence.status = Status.ENDED
         if sequence.slot is not None:
             self.columns.live[sequence.slot] = False

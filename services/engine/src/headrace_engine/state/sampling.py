@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from operator import attrgetter
 from typing import Final
 
@@ -69,17 +70,23 @@ _reals_of = attrgetter(*REAL_BOUNDS)
 
 
 def _check_reals(sampling: Sampling) -> None:
-    values: tuple[float, ...] = _reals_of(sampling)
-    for value, (name, (least, most)) in zip(values, REAL_BOUNDS.items(), strict=True):
-        if least <= value <= most and value != math.inf:
-            continue
-        _finite(name, value)
-        bounds = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
-        raise invalid(f"{name} is {value:g}, not {bounds}")
-    if sampling.repetition_penalty == 0:
-        raise invalid("repetition_penalty is 0, not above it")
+    _check_bounds(_reals_of(sampling))
     for value in sampling.bias_values:
         _finite("a value of logit_bias", value)
+
+
+@lru_cache(maxsize=1024)
+def _check_bounds(values: tuple[float, ...]) -> None:
+    """Of the real fields. Remembered, as most requests of a service have the same."""
+    for value, (name, (least, most)) in zip(values, REAL_BOUNDS.items(), strict=True):
+        if not least <= value <= most or value == math.inf:
+            _finite(name, value)
+            bounds = (
+                f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
+            )
+            raise invalid(f"{name} is {value:g}, not {bounds}")
+        if value == 0 and name == "repetition_penalty":
+            raise invalid("repetition_penalty is 0, not above it")
 
 
 def _finite(what: str, value: float) -> None:

@@ -73,12 +73,13 @@ class Sequence:
 
     def append(self, new: NDArray[np.int32]) -> None:
         """More tokens become known."""
-        end = self.length + len(new)
-        if end > len(self.tokens):
-            grown = np.empty(max(end, 2 * len(self.tokens)), np.int32)
-            grown[: self.length] = self.tokens[: self.length]
-            self.tokens = grown
-        self.tokens[self.length : end] = new
+        length, tokens = self.length, self.tokens
+        end = length + len(new)
+        if end > len(tokens):
+            grown = np.empty(max(end, 2 * len(tokens)), np.int32)
+            grown[:length] = tokens[:length]
+            self.tokens = tokens = grown
+        tokens[length:end] = new
         self.length = end
 
 
