@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 
 import pytest
-from headrace_engine.settings import EngineSecrets, EngineSettings, check_settings
+from headrace_engine.settings import (
+    EngineSecrets,
+    EngineSettings,
+    check_settings,
+    has_io_process,
+)
 from headrace_kit.errors import SettingsError
 from headrace_kit.settings import load, load_secrets
 
@@ -45,6 +51,19 @@ def test_a_contradiction_is_named_with_both_values(
         check_settings(settings)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_process_for_io_is_refused_where_memory_cannot_be_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = EngineSettings(io_process="on")
+    check_settings(wanted)
+    assert has_io_process(EngineSettings(executor="cuda"))
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    with pytest.raises(SettingsError, match=r"io_process \(on\) .* Darwin lacks"):
+        check_settings(wanted)
+    assert not has_io_process(EngineSettings(executor="cuda"))
 
 
 def test_a_share_of_a_gpu_is_refused_where_none_is_used() -> None:

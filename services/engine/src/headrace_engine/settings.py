@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import platform
 from typing import Final, Literal
 
 from headrace_kit.errors import SettingsError
@@ -62,7 +64,8 @@ class EngineSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
     """Size of the KV cache in blocks; wins over `cache_bytes`. For tests and experiments."""
     io_process: Literal["auto", "on", "off"] = setting("auto")
     """Whether the server, leases, frames and metrics are served by a process of their own, so that
-    they never keep the engine from its next pass. `auto` is `on` for `cuda`, whose steps are short."""
+    they never keep the engine from its next pass. `auto` is `on` for `cuda`, whose steps are short. Linux
+    alone has it."""
     phases: int = setting(2, ge=1, le=2, unit="batches")
     """Batches in flight: 2 plans one while the device runs another."""
     prefix_cache: bool = setting(True)
@@ -177,7 +180,7 @@ def block_tokens(settings: EngineSettings) -> int:
 def has_io_process(settings: EngineSettings) -> bool:
     """Whether io runs in a process of its own, as set or as it suits the executor."""
     if settings.io_process == "auto":
-        return settings.executor == "cuda"
+        return settings.executor == "cuda" and hasattr(os, "memfd_create")
     return settings.io_process == "on"
 
 
@@ -219,6 +222,11 @@ def check_settings(settings: EngineSettings) -> None:
         problems.append(
             f"stall_s ({settings.stall_s:g} s) is below a third of lease_ms "
             f"({settings.lease_ms} ms): no renewal could tell a stall"
+        )
+    if settings.io_process == "on" and not hasattr(os, "memfd_create"):
+        problems.append(
+            f"io_process (on) needs memory that two processes share without a file, which "
+            f"{platform.system()} lacks: set off, or leave it out"
         )
     if settings.sole_name and settings.name is None:
         problems.append("sole_name needs a name: host names may be given twice")
