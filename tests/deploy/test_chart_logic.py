@@ -59,6 +59,7 @@ def test_every_pod_satisfies_pod_security_restricted() -> None:
             assert own["allowPrivilegeEscalation"] is False, name
             assert own["readOnlyRootFilesystem"] is True, name
             assert own["capabilities"] == {"drop": ["ALL"]}, name
+            assert container["terminationMessagePolicy"] == "FallbackToLogsOnError", name
             assert container["resources"]["requests"]["memory"], name
             assert container["resources"]["limits"]["memory"], name
             checked += 1
@@ -226,7 +227,7 @@ def test_a_gpu_is_one_resource_and_brings_its_image() -> None:
     pod = dict(pods(rendered(EXAMPLES["gpu"])))["StatefulSet/rel-headrace-qwen3-8b"]
     (container,) = pod["containers"]
     for side in ("limits", "requests"):
-        assert container["resources"][side]["nvidia.com/mig-3g.40gb"] == 1
+        assert container["resources"][side]["nvidia.com/mig-3g.40gb"] == "1"
     assert container["image"] == "headrace-engine:0.1.0-cuda"
     assert pod["runtimeClassName"] == "nvidia"
     assert pod["tolerations"]
@@ -236,6 +237,23 @@ def test_a_gpu_is_one_resource_and_brings_its_image() -> None:
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
     probe = container["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] >= 1800
+
+
+def test_amounts_are_text_as_old_clusters_want_them() -> None:
+    amounts = {"requests": {"cpu": 0.5, "memory": 2147483648}, "limits": {"memory": "3Gi"}}
+    gpu = {**CUDA, "accelerator": {"resource": "nvidia.com/gpu"}, "shmSize": 67108864}
+    for values in ({"gateway": {"resources": amounts}}, engine(resources=amounts, **gpu)):
+        for _, pod in pods(render(values)):
+            for container in (*pod.get("initContainers", []), *pod["containers"]):
+                for side in container["resources"].values():
+                    assert all(isinstance(amount, str) for amount in side.values())
+            for volume in pod["volumes"]:
+                assert isinstance(volume.get("emptyDir", {}).get("sizeLimit", ""), str)
+    pod = dict(pods(render(engine(resources=amounts, **gpu))))[f"Deployment/{ENGINE}"]
+    assert pod["containers"][0]["resources"] == {
+        "requests": {"cpu": "0.5", "memory": "2147483648", "nvidia.com/gpu": "1"},
+        "limits": {"memory": "3Gi", "nvidia.com/gpu": "1"},
+    }
 
 
 def test_engines_of_a_stateful_set_have_a_name_and_a_claim_each() -> None:

@@ -98,11 +98,42 @@ def test_a_model_that_is_not_there_is_named_in_the_engines_log(release: Release)
         f"no reason: {said(release, 'engine')}",
     )
     assert "not-there.gguf" in said(release, "engine")
+    until(
+        lambda: "not-there.gguf" in last_words(release, "engine"),
+        "the reason is not in the pod's state",
+    )
+
+
+def last_words(release: Release, component: str) -> str:
+    """What ``kubectl describe pod`` shows of containers that have ended."""
+    return "".join(
+        container["lastState"].get("terminated", {}).get("message", "")
+        for pod in release.pods(component)
+        for container in pod["status"].get("containerStatuses", [])
+    )
 
 
 def test_an_engine_for_a_gpu_without_one_is_refused_at_install(release: Release) -> None:
     with pytest.raises(Refused, match=r"accelerator\.resource"):
         install(release, {"engineDefaults": {"settings": {"executor": "cuda"}}})
+
+
+def test_a_kind_that_the_cluster_lacks_is_named_with_the_key_that_asks_for_it(
+    release: Release,
+) -> None:
+    with pytest.raises(Refused) as refused:
+        install(
+            release,
+            {
+                "metrics": {"podMonitor": {"enabled": True}},
+                "engineDefaults": {"keda": {"enabled": True}},
+            },
+        )
+    for words in (
+        r"metrics\.podMonitor\.enabled needs the kind PodMonitor .*Prometheus operator",
+        r"engineDefaults\.keda\.enabled needs the kind ScaledObject .*KEDA",
+    ):
+        refused.match(words)
 
 
 def said(release: Release, component: str) -> str:

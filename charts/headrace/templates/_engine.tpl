@@ -35,7 +35,7 @@ spec:
     - name: loader
       image: {{ include "headrace.image" (dict "root" $ "image" $.Values.images.cli) | quote }}
       imagePullPolicy: {{ $.Values.images.cli.pullPolicy }}
-      {{- include "headrace.containerSecurity" $ | nindent 6 }}
+      {{- include "headrace.containerHead" $ | nindent 6 }}
       args:
         - fetch
         - {{ $model.artifact | quote }}
@@ -54,7 +54,7 @@ spec:
           value: /etc/headrace/hub/token
         {{- end }}
       resources:
-        {{- toYaml $model.loader.resources | nindent 8 }}
+        {{- include "headrace.resources" $model.loader.resources | nindent 8 }}
       volumeMounts:
         - name: cache
           mountPath: /var/cache/headrace
@@ -70,7 +70,7 @@ spec:
     - name: engine
       image: {{ $image | quote }}
       imagePullPolicy: {{ $policy }}
-      {{- include "headrace.containerSecurity" $ | nindent 6 }}
+      {{- include "headrace.containerHead" $ | nindent 6 }}
       ports:
         - name: metrics
           containerPort: 9100
@@ -120,7 +120,7 @@ spec:
         {{- $one := dict . 1 }}
         {{- $resources = mustMergeOverwrite $resources (dict "limits" (deepCopy $one) "requests" (deepCopy $one)) }}
         {{- end }}
-        {{- toYaml $resources | nindent 8 }}
+        {{- include "headrace.resources" $resources | nindent 8 }}
       volumeMounts:
         - name: settings
           mountPath: /etc/headrace/settings
@@ -182,7 +182,7 @@ spec:
     - name: shm
       emptyDir:
         medium: Memory
-        sizeLimit: {{ $model.shmSize }}
+        sizeLimit: {{ include "headrace.quantity" $model.shmSize | quote }}
     - name: tmp
       emptyDir:
         sizeLimit: 1Gi

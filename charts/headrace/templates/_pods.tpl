@@ -21,13 +21,38 @@ securityContext:
     type: RuntimeDefault
 {{- end -}}
 
-{{- define "headrace.containerSecurity" -}}
+{{/* What all containers have. The last lines of one that failed are in `kubectl describe pod`. */}}
+{{- define "headrace.containerHead" -}}
+terminationMessagePolicy: FallbackToLogsOnError
 securityContext:
   allowPrivilegeEscalation: false
   readOnlyRootFilesystem: true
   runAsNonRoot: true
   capabilities:
     drop: [ALL]
+{{- end -}}
+
+{{/* Of an amount: as text. A number is one to a new API server alone: an old one refuses it when helm 4
+applies. */}}
+{{- define "headrace.quantity" -}}
+{{- if and (kindIs "float64" .) (eq (float64 (int64 .)) .) -}}
+{{- int64 . -}}
+{{- else -}}
+{{- . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Of requests and limits: the same with amounts as text. */}}
+{{- define "headrace.resources" -}}
+{{- $made := dict -}}
+{{- range $side, $amounts := . -}}
+{{- $texts := dict -}}
+{{- range $name, $amount := $amounts -}}
+{{- $_ := set $texts $name (include "headrace.quantity" $amount) -}}
+{{- end -}}
+{{- $_ := set $made $side $texts -}}
+{{- end -}}
+{{- toYaml $made -}}
 {{- end -}}
 
 {{/* Of (dict "root" $ "pod" values "selector" text): where the pod goes. */}}

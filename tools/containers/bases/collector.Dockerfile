@@ -1,5 +1,7 @@
 # Stands in for otel/opentelemetry-collector:0.115.1 where no image can be pulled: rotel, a collector
 # that speaks OTLP too, told by the same file where to listen. What arrives it writes to its log.
+FROM scratch AS wheels
+
 FROM debian:bookworm-slim
 COPY collector.sh /otelcol
 COPY --from=wheels rotel-*.whl /unpacked/
