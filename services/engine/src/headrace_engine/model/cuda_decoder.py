@@ -19,17 +19,19 @@ from headrace_engine.kernels.gpu.embed import embed_norm
 from headrace_engine.kernels.gpu.gemv import gemv
 from headrace_engine.kernels.gpu.norm import residual_norm
 from headrace_engine.kernels.gpu.prefill_attention import prefill_attention
+from headrace_engine.kernels.gpu.product import (
+    MOST_ROWS,
+    MOST_SPLITS,
+    gated_product,
+    gates,
+    split_product,
+    splits_of,
+)
 from headrace_engine.kernels.gpu.rope_store import rope_store
 from headrace_engine.kernels.gpu.shared_attention import (
     SharedRows,
     beginning_splits,
     shared_attention,
-)
-from headrace_engine.kernels.gpu.split_product import (
-    MOST_ROWS,
-    MOST_SPLITS,
-    split_product,
-    splits_of,
 )
 from headrace_engine.kernels.gpu.swiglu import swiglu
 from headrace_engine.model.cuda_weights import CudaLayer, CudaWeights
@@ -212,6 +214,8 @@ class CudaDecoder:
         active = self._active[:count]
         if count <= _GEMV_ROWS:
             gemv(normed, layer.gate_up, active, gated=True)
+        elif gates(count, active.shape[1], normed.shape[1], self._processors):
+            gated_product(normed, layer.gate_up, active)
         else:
             gate_up = self._gate_up[:count]
             torch.mm(normed, layer.gate_up.t(), out=gate_up)
@@ -323,10 +327,10 @@ class CudaDecoder:
         return beginning_splits(rows, config.heads, config.kv_heads, self._processors)
 
     def _product(self, x: Tensor, weight: Tensor, delta: Tensor) -> Tensor:
-        """What a product adds to the residual: ``delta``, or few rows' partial sums."""
+        """What a product adds to the residual: ``delta``, or its partial sums."""
         rows, width = x.shape[0], weight.shape[0]
-        splits = splits_of(width, weight.shape[1], self._processors)
-        if not _GEMV_ROWS < rows <= MOST_ROWS or not splits:
+        splits = splits_of(rows, width, weight.shape[1], self._processors)
+        if not splits:
             self._linear(x, weight, delta)
             return delta
         parts = self._parts[: splits * rows * width].view(splits, rows, width)

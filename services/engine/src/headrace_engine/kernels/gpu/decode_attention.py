@@ -38,6 +38,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace_engine.errors import ModelRejected
 from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, OPTIONS, power_of_two
+from headrace_engine.kernels.gpu.online_softmax import fold_narrow, merge_narrow
 
 TILE: Final = 32
 """Tokens of one step of a program, where a cache block has as many."""
@@ -46,9 +47,9 @@ FEW_ROWS: Final = 16
 SPLITS: Final = 16
 _WORDS: Final = 8
 """int32 of one entry of the list of pieces."""
-_PROGRAMS: Final = 6
+_PROGRAMS: Final = 4
 """On one multiprocessor, where pieces come from the list."""
-_STAGES: Final = 6
+_STAGES: Final = 8
 """Of the loop over tiles there; half of them hold keys and values, half the way to them."""
 _FEW_STAGES: Final = 3
 _MOST_LINES: Final = 2**31 - 1
@@ -68,10 +69,12 @@ class Cut:
 
 
 def cut_for(rows: int, kv_heads: int, processors: int) -> Cut:
-    """Pieces as large as keeps the device even, which a sweep on an H200 found."""
+    """Pieces as large as keeps the device even, which sweeps on an H200 found. Small ones do not pay:
+    to store a part and to combine takes a program 3 to 6 us, while it has no loads under way, and
+    pieces of 1.5 times as many as there are programs take the time of twice as many."""
     programs = _PROGRAMS * processors
     waves = rows * kv_heads / programs
-    tokens = 1024 if waves > 2 else 512 if waves > 0.4 else 256
+    tokens = 1024 if waves > 0.45 else 512 if waves > 0.2 else 256
     most = 16
     while most < 128 and rows * kv_heads * most < programs:
         most *= 2
@@ -145,19 +148,6 @@ def _line_of(blocks, tile, BLOCK_TOKENS: tl.constexpr, HEAD_DIM: tl.constexpr, T
 
 
 @triton.jit
-def _fold(score, value, highest, mass, total):
-    """One tile more: the largest score so far, what is divided by, and the weighted values."""
-    top = tl.maximum(highest, tl.max(score, 0))
-    shrink = tl.exp2(highest - top)
-    share = tl.exp2(score - top[None, :])
-    mass = mass * shrink + tl.sum(share, 0)
-    total = total * shrink[None, :] + tl.dot(
-        tl.trans(value), share.to(value.dtype), input_precision="ieee"
-    )
-    return top, mass, total
-
-
-@triton.jit
 def _attend_piece(
     query,
     lines,
@@ -186,7 +176,7 @@ def _attend_piece(
         key = lines.load([line, 0])
         value = lines.load([line + VALUE_LINES, 0])
         score = tl.dot(key, query, input_precision="ieee") * scale
-        highest, mass, total = _fold(score, value, highest, mass, total)
+        highest, mass, total = fold_narrow(score, value, highest, mass, total)
     if whole < last:
         line = head_line + _line_of(blocks, whole, BLOCK_TOKENS, HEAD_DIM, TILE)
         inside = (whole * TILE + tl.arange(0, TILE) < length)[:, None]
@@ -195,7 +185,7 @@ def _attend_piece(
         value = tl.where(inside, lines.load([line + VALUE_LINES, 0]), 0.0)
         score = tl.dot(key, query, input_precision="ieee") * scale
         score = tl.where(inside, score, float("-inf"))
-        highest, mass, total = _fold(score, value, highest, mass, total)
+        highest, mass, total = fold_narrow(score, value, highest, mass, total)
     return highest, mass, total
 
 
@@ -296,12 +286,7 @@ def _decode_attention(
                         0.0,
                         cache_modifier=".cg",
                     )
-                    top = tl.maximum(highest, weight)
-                    shrink = tl.exp2(highest - top)
-                    share = tl.exp2(weight - top)
-                    mass = mass * shrink + share
-                    total = total * shrink[None, :] + part * share[None, :]
-                    highest = top
+                    highest, mass, total = merge_narrow(weight, part, highest, mass, total)
                 tl.store(place, (total / mass[None, :]).to(out.dtype.element_ty), real[None, :])
                 tl.store(arrived + row * KV_HEADS + kv_head, 0)
         work = following
@@ -435,12 +420,24 @@ class DecodeAttention:
                 f"and the CUDA kernels count {_MOST_LINES:,}: lower cache_bytes"
             )
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
-        self._block_tokens, self._processors = block_tokens, processors
+        self._processors = processors
         self._tile = min(block_tokens, TILE)
         lines = region[: region.numel() // head_dim * head_dim].view(-1, head_dim)
         self._lines = TensorDescriptor(
             lines, list(lines.shape), list(lines.stride()), [self._tile, head_dim]
         )
+        group = heads // kv_heads
+        self._scale = _LOG2_E * head_dim**-0.5
+        self._shape = {
+            "HEADS": heads,
+            "KV_HEADS": kv_heads,
+            "GROUP": group,
+            "PADDED": max(8, power_of_two(group)),
+            "HEAD_DIM": head_dim,
+            "BLOCK_TOKENS": block_tokens,
+            "TILE": self._tile,
+            "PDL": DEPENDENT_LAUNCH,
+        }
         most = most_pieces(rows, kv_heads, processors)
 
         def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -495,7 +492,6 @@ class DecodeAttention:
         if rows <= FEW_ROWS:
             self._attend_few(qkv, table, out, layer)
             return
-        group = self._heads // self._kv_heads
         _decode_attention[(cut_for(rows, self._kv_heads, self._processors).programs,)](
             qkv,
             table,
@@ -508,16 +504,9 @@ class DecodeAttention:
             out,
             table.shape[1],
             layer,
-            _LOG2_E * self._head_dim**-0.5,
-            HEADS=self._heads,
-            KV_HEADS=self._kv_heads,
-            GROUP=group,
-            PADDED=max(8, power_of_two(group)),
-            HEAD_DIM=self._head_dim,
-            BLOCK_TOKENS=self._block_tokens,
-            TILE=self._tile,
+            self._scale,
+            **self._shape,
             STAGES=_STAGES,
-            PDL=DEPENDENT_LAUNCH,
             num_warps=1,
             **OPTIONS,
         )
@@ -530,7 +519,7 @@ class DecodeAttention:
         layer: int,
     ) -> None:
         queries, slots, positions = self._planned
-        rows, group = queries.shape[0], self._heads // self._kv_heads
+        rows = queries.shape[0]
         _few_rows[(rows, self._kv_heads, SPLITS)](
             qkv,
             queries,
@@ -542,17 +531,10 @@ class DecodeAttention:
             self._masses,
             table.shape[1],
             layer,
-            _LOG2_E * self._head_dim**-0.5,
-            HEADS=self._heads,
-            KV_HEADS=self._kv_heads,
-            GROUP=group,
-            PADDED=max(8, power_of_two(group)),
-            HEAD_DIM=self._head_dim,
-            BLOCK_TOKENS=self._block_tokens,
-            TILE=self._tile,
+            self._scale,
+            **self._shape,
             SPLITS=SPLITS,
             STAGES=_FEW_STAGES,
-            PDL=DEPENDENT_LAUNCH,
             num_warps=2,
             **OPTIONS,
         )

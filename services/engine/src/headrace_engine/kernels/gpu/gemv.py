@@ -4,7 +4,7 @@ Shapes   x[1, depth], weight[width, depth], out[1, width]; with ``gated``, weigh
 Dtypes   one float type; products and sums in float32
 Order    one program one or two outputs; partial rows of BLOCK are added lane by lane, in order,
          then reduced by Triton's tree. It differs from cuBLAS's order: see the tolerance
-Twin     reference.linear, reference.gated_linear; relative error below 2e-2 in bfloat16
+Twin     reference.linear, and reference.swiglu of it; relative error below 2e-2 in bfloat16
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, OPTIONS, power_of_two
+from headrace_engine.kernels.gpu.online_softmax import fold_wide
 
 _LOG2_E = 1.4426950408889634
 _ALIGNED = tl.constexpr(16)
@@ -86,15 +87,9 @@ def _prefill_attention(
         block = tl.multiple_of(tl.load(blocks + start // BLOCK_TOKENS), _ALIGNED)
         keys = region + (block + head_offset + start % BLOCK_TOKENS * HEAD_DIM) + inner
         score = tl.dot(query, tl.trans(tl.load(keys)), input_precision="ieee")
-        top = tl.maximum(highest, tl.max(score, 1) * scale)
-        shrink = tl.exp2(highest - top)
-        share = tl.exp2(score * scale - top[:, None])
-        mass = mass * shrink + tl.sum(share, 1)
-        value = tl.load(keys + value_offset)
-        total = tl.dot(
-            share.to(value.dtype), value, total * shrink[:, None], input_precision="ieee"
+        highest, mass, total = fold_wide(
+            score, tl.load(keys + value_offset), highest, mass, total, scale, False
         )
-        highest = top
     end = begin + count
     for start in range(open_end, end, TILE):
         block = tl.multiple_of(tl.load(blocks + start // BLOCK_TOKENS), _ALIGNED)
@@ -102,18 +97,9 @@ def _prefill_attention(
         keys = region + (block + head_offset + start % BLOCK_TOKENS * HEAD_DIM) + inner
         score = tl.dot(query, tl.trans(tl.load(keys, inside[:, None], 0.0)), input_precision="ieee")
         seen = (start + steps)[None, :] <= (begin + member)[:, None]
-        score = tl.where(seen & inside[None, :], score * scale, float("-inf"))
-        top = tl.maximum(highest, tl.max(score, 1))
-        # A row that has seen nothing yet keeps -inf: its exponent must not become NaN.
-        safe = tl.where(top == float("-inf"), 0.0, top)
-        shrink = tl.exp2(highest - safe)
-        share = tl.exp2(score - safe[:, None])
-        mass = mass * shrink + tl.sum(share, 1)
+        score = tl.where(seen & inside[None, :], score, float("-inf"))
         value = tl.load(keys + value_offset, inside[:, None], 0.0)
-        total = tl.dot(
-            share.to(value.dtype), value, total * shrink[:, None], input_precision="ieee"
-        )
-        highest = top
+        highest, mass, total = fold_wide(score, value, highest, mass, total, scale, True)
     place = (token + member)[:, None] * (HEADS * HEAD_DIM) + heads[:, None] * HEAD_DIM
     result = (total / mass[:, None]).to(out.dtype.element_ty)
     tl.store(out + place + lanes[None, :], result, real[:, None])

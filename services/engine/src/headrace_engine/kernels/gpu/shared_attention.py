@@ -24,6 +24,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, OPTIONS, power_of_two
+from headrace_engine.kernels.gpu.online_softmax import fold_narrow, fold_wide, merge_narrow
 
 MAX_SPLITS = 16
 _LOG2_E = 1.4426950408889634
@@ -107,15 +108,9 @@ def _beginnings(
         block = tl.multiple_of(tl.load(blocks + start // BLOCK_TOKENS), _ALIGNED)
         keys = region + (block + head_offset + start % BLOCK_TOKENS * HEAD_DIM) + inner
         score = tl.dot(query, tl.trans(tl.load(keys)), input_precision="ieee")
-        top = tl.maximum(highest, tl.max(score, 1) * scale)
-        shrink = tl.exp2(highest - top)
-        share = tl.exp2(score * scale - top[:, None])
-        mass = mass * shrink + tl.sum(share, 1)
-        value = tl.load(keys + value_offset)
-        total = tl.dot(
-            share.to(value.dtype), value, total * shrink[:, None], input_precision="ieee"
+        highest, mass, total = fold_wide(
+            score, tl.load(keys + value_offset), highest, mass, total, scale, False
         )
-        highest = top
     at = (row.to(tl.int64) * HEADS + heads) * SPLITS + split
     empty = first >= last
     divisor = tl.where(empty, 1.0, mass)
@@ -186,25 +181,13 @@ def _rows(
         score = tl.dot(key, query, input_precision="ieee") * scale
         score = tl.where(inside[:, None], score, float("-inf"))
         value = tl.load(keys + value_offset, inside[:, None], 0.0)
-        top = tl.maximum(highest, tl.max(score, 0))
-        shrink = tl.exp2(highest - top)
-        share = tl.exp2(score - top[None, :])
-        mass = mass * shrink + tl.sum(share, 0)
-        total = total * shrink[None, :] + tl.dot(
-            tl.trans(value), share.to(value.dtype), input_precision="ieee"
-        )
-        highest = top
+        highest, mass, total = fold_narrow(score, value, highest, mass, total)
     if begin > 0:
         for split in range(SPLITS):
             at = (row * HEADS + heads) * SPLITS + split
             other = tl.load(masses + at, real, float("-inf"))
             part = tl.load(partial + at[None, :] * HEAD_DIM + lanes[:, None], real[None, :], 0.0)
-            top = tl.maximum(highest, other)
-            shrink = tl.exp2(highest - top)
-            weight = tl.exp2(other - top)
-            mass = mass * shrink + weight
-            total = total * shrink[None, :] + part * weight[None, :]
-            highest = top
+            highest, mass, total = merge_narrow(other, part, highest, mass, total)
     place = out + token * (HEADS * HEAD_DIM) + heads[None, :] * HEAD_DIM + lanes[:, None]
     tl.store(place, (total / mass[None, :]).to(out.dtype.element_ty), real[None, :])
 

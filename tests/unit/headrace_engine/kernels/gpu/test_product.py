@@ -1,0 +1,64 @@
+"""Products in parts and gated products, and the norm that adds parts up, against float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from headrace_engine.kernels.gpu import reference
+from headrace_engine.kernels.gpu.norm import residual_norm
+from headrace_engine.kernels.gpu.product import gated_product, gates, split_product, splits_of
+from support.gpu import DTYPES, TOLERANCE, poisoned, random, relative_error
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "splits"), [(2, 1), (17, 2)])
+def test_parts_add_up_to_the_product(dtype: torch.dtype, rows: int, splits: int) -> None:
+    x, weight = random(rows, 256, dtype=dtype), random(128, 256, dtype=dtype, seed=1)
+    parts = poisoned(splits, rows, 128, dtype=torch.float32)
+    split_product(x, weight, parts)
+    assert relative_error(parts.sum(0), reference.linear(x, weight)) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [3, 65])
+def test_a_gated_product_is_the_projection_and_swiglu_in_one(dtype: torch.dtype, rows: int) -> None:
+    x = random(rows, 128, dtype=dtype)
+    weight = random(256, 128, dtype=dtype, seed=1) * 0.05
+    out = poisoned(rows, 128, dtype=dtype)
+    gated_product(x, weight, out)
+    expected = reference.swiglu(reference.linear(x, weight).to(dtype))
+    assert relative_error(out, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_norm_adds_parts_and_rounds_their_sum(dtype: torch.dtype) -> None:
+    parts = random(3, 2, 96, dtype=torch.float32)
+    residual, weight = random(2, 96, dtype=dtype, seed=1), random(96, dtype=dtype, seed=2)
+    delta = ((parts[0] + parts[1]) + parts[2]).to(dtype)
+    expected, normed = reference.residual_norm(delta, residual, weight, 1e-5)
+    out = poisoned(2, 96, dtype=dtype)
+    residual_norm(parts, residual, weight, out, 1e-5)
+    assert torch.equal(residual, expected)
+    assert relative_error(out, normed) < TOLERANCE[dtype]
+
+
+def test_the_depth_is_split_until_every_multiprocessor_has_a_program() -> None:
+    assert splits_of(32, 4096, 14336, 132) == 2
+    assert splits_of(32, 1024, 3072, 132) == 8
+    assert splits_of(32, 1024, 2048, 132) == 4, "three steps a program at least"
+    assert splits_of(32, 4096, 4000, 132) == 0
+    assert splits_of(32, 100, 4096, 132) == 0
+
+
+def test_what_the_library_does_faster_is_left_to_it() -> None:
+    large = [splits_of(rows, 4096, 4096, 132) for rows in (1, 2, 64, 65, 96, 97, 128, 129)]
+    assert large == [0, 2, 2, 0, 0, 2, 2, 0]
+    assert [splits_of(rows, 1024, 3072, 132) for rows in (1, 2, 96, 128, 129)] == [0, 8, 8, 8, 0]
+
+
+def test_gated_products_are_for_some_rows_and_many_outputs() -> None:
+    chosen = [rows for rows in (1, 2, 128, 129) if gates(rows, 14336, 4096, 132)]
+    assert chosen == [2, 128]
+    assert not gates(64, 3072, 1024, 132), "48 programs leave most multiprocessors idle"
