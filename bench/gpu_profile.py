@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 
 import torch
-from gpu_step import BLOCK_TOKENS, Driver, Opened, config, random_weights, sampling
+from gpu_step import BLOCK_TOKENS, Driver, config, random_weights, sampling
 from headrace_engine.executor.base import ExecutorLimits
 from headrace_engine.executor.cuda import CudaExecutor
 from torch.profiler import ProfilerActivity, profile
@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 def main() -> None:
     """Prints the ten longest kernels of ten steps, per step."""
     weights = random_weights(config(sys.argv[1]), torch.device("cuda"))
-    executor = CudaExecutor(Opened(), weights)  # pyright: ignore[reportArgumentType]
+    executor = CudaExecutor(weights)
     region = executor.block_bytes(BLOCK_TOKENS) * 256 * 32
     executor.start(ExecutorLimits(256, 8448, 16384, BLOCK_TOKENS, region, 2))
     driver = Driver(executor, 256)

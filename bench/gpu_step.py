@@ -90,12 +90,6 @@ def random_weights(shape: ModelConfig, device: torch.device) -> CudaWeights:
     )
 
 
-class Opened:
-    """Stands for a model that was opened: the executor reads its digest alone."""
-
-    digest = "0" * 64
-
-
 def sampling(temperature: float, top_p: float) -> SlotSampling:
     """Parameters of one slot."""
     return SlotSampling(
@@ -219,7 +213,7 @@ def run(name: str, bandwidth: float) -> dict[str, float]:
     device = torch.device("cuda")
     shape = config(name)
     weights = random_weights(shape, device)
-    executor = CudaExecutor(Opened(), weights)  # pyright: ignore[reportArgumentType]
+    executor = CudaExecutor(weights)
     slots = 256
     per = max(-(-CONTEXT // BLOCK_TOKENS) + 1, 16384 // BLOCK_TOKENS // 8)
     region = executor.block_bytes(BLOCK_TOKENS) * slots * per

@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import socket
+import sys
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import TypeVar
@@ -35,6 +36,7 @@ from headrace_transport.errors import ServerUnsuitable, TransportUnavailable
 from headrace_transport.interface import EngineInfo, EngineWire
 from headrace_transport.options import WireOptions
 
+from headrace_engine import compiling
 from headrace_engine.errors import EngineDied, EngineFailed, ModelRejected
 from headrace_engine.host.base import Host, Served
 from headrace_engine.host.process import CHILD, ProcessHost
@@ -60,7 +62,10 @@ _LAST_STEP_S = 2.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the engine process; returns its exit code."""
+    """Runs the engine process, or ``compile``; returns its exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == [compiling.COMMAND]:
+        return compiling.main(argv[1:])
     read = read_settings(
         EngineSettings,
         EngineSecrets,

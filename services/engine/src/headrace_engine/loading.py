@@ -20,11 +20,14 @@ from headrace_engine.executor.base import (
     Executor,
     ExecutorLimits,
     MeasuresItsMemory,
-    RoundsItsSteps,
     ModelShape,
+    RoundsItsSteps,
     sequence_tokens,
 )
+from headrace_engine.executor.cuda_ahead import Rehearsal, begin_compiling
 from headrace_engine.executor.echo import EchoExecutor
+from headrace_engine.kernels.build import default_cache_dir
+from headrace_engine.kernels.gpu.card import Card, find_card
 from headrace_engine.memory.objects import align_up
 from headrace_engine.model.families.llama import gguf_architecture, hf_architecture
 from headrace_engine.model.loader.formats import Progress
@@ -263,6 +266,9 @@ def _cpu(settings: EngineSettings, progress: Progress) -> Executor:
 
 
 def _cuda(settings: EngineSettings, progress: Progress) -> Executor:
+    card = find_card()
+    # Before torch is imported, which takes as long as many a kernel.
+    ready = None if card is None else begin_compiling(rehearsal_of(settings, card))
     try:
         from headrace_engine.executor.cuda import CudaExecutor
     except ModuleNotFoundError as missing:
@@ -275,6 +281,23 @@ def _cuda(settings: EngineSettings, progress: Progress) -> Executor:
         sha256=settings.model_sha256,
         cache_dir=None if settings.cache_dir is None else Path(settings.cache_dir).expanduser(),
         progress=progress,
+        ready=ready,
+    )
+
+
+def rehearsal_of(settings: EngineSettings, card: Card, folder: str | None = None) -> Rehearsal:
+    """The start that these settings ask for on a card. ``folder``: for its kernels, if not in
+    ``cache_dir``."""
+    cache = default_cache_dir() if settings.cache_dir is None else Path(settings.cache_dir)
+    return Rehearsal(
+        model=settings.model,
+        slots=settings.max_batch,
+        batch_tokens=settings.batch_tokens,
+        block_tokens=block_tokens(settings),
+        phases=settings.phases,
+        context_tokens=settings.context_tokens,
+        card=card,
+        folder=folder or str(cache.expanduser() / "triton"),
     )
 
 

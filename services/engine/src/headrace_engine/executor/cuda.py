@@ -14,6 +14,7 @@ replays of graphs captured for a ladder of batch sizes and the classes of ``cuda
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from headrace_engine.errors import ModelRejected
 from headrace_engine.executor.base import ExecutorLimits, ModelShape
+from headrace_engine.executor.cuda_ahead import check_config
 from headrace_engine.executor.cuda_memory import (
     GRAPH_BYTES,
     MemoryPlan,
@@ -38,9 +40,9 @@ from headrace_engine.executor.cuda_prefill import STEP_TOKENS, PrefillGraphs
 from headrace_engine.executor.cuda_sampling import CLASSES, CudaSampler, StepClass
 from headrace_engine.executor.cuda_sharing import LEAST_ROWS, Sharing
 from headrace_engine.kernels.build import default_cache_dir
-from headrace_engine.kernels.gpu.launch import keep_kernels
 from headrace_engine.kernels.gpu.prefill_attention import tile_tokens
 from headrace_engine.kernels.gpu.prepare import UNIT_BYTES, Message, aligned, prepare
+from headrace_engine.kernels.gpu.store import counts, keep_kernels
 from headrace_engine.model.cuda_decoder import (
     FRESH_TOKENS,
     PREFILL_SIZES,
@@ -50,7 +52,7 @@ from headrace_engine.model.cuda_decoder import (
 )
 from headrace_engine.model.cuda_weights import CudaWeights, load_weights
 from headrace_engine.model.loader.formats import Progress
-from headrace_engine.model.opening import OpenedModel, open_model
+from headrace_engine.model.opening import open_model
 from headrace_engine.state.batch import BatchData, BatchOutput, ResolvedCopy
 
 log = get_logger(__name__)
@@ -78,8 +80,13 @@ class _Phase:
 class CudaExecutor:
     """See Executor."""
 
-    def __init__(self, opened: OpenedModel, weights: CudaWeights) -> None:
+    def __init__(
+        self, weights: CudaWeights, digest: str = "", ready: Callable[[], None] | None = None
+    ) -> None:
+        """``digest`` is of the weights' content. ``ready`` returns when kernels are there that another
+        process compiles, and is called before the first launch."""
         self._weights = weights
+        self._ready = ready
         self._device = weights.embedding.device
         self._on_gpu = self._device.type == "cuda"
         config = weights.config
@@ -91,7 +98,7 @@ class CudaExecutor:
             architecture=config.architecture,
             vocabulary=config.vocabulary,
             context_tokens=config.context_tokens,
-            weights_version=f"{opened.digest[:32]}-{kv_dtype}-cuda",
+            weights_version=f"{digest[:32]}-{kv_dtype}-cuda",
             kv_dtype=kv_dtype,
             kv_bytes_per_token=self._token_bytes,
         )
@@ -111,23 +118,19 @@ class CudaExecutor:
         sha256: str | None = None,
         cache_dir: Path | None = None,
         progress: Progress | None = None,
+        ready: Callable[[], None] | None = None,
     ) -> CudaExecutor:
         """Opens, checks and loads a model. Raises ModelRejected, also when there is no device.
 
         ``cache_dir`` is where compiled kernels are kept, in a folder ``triton``; the variable
-        TRITON_CACHE_DIR wins over it.
+        TRITON_CACHE_DIR wins over it. ``ready`` as for ``CudaExecutor``.
         """
         place = torch.device(device)
         if place.type == "cuda" and not torch.cuda.is_available():
             raise ModelRejected(f"no CUDA device is usable here (asked for {device!r})")
         keep_kernels((cache_dir or default_cache_dir()) / "triton")
         opened = open_model(model)
-        head_dim = opened.weights.config.head_dim
-        if not 16 <= head_dim <= 128 or head_dim & (head_dim - 1):
-            raise ModelRejected(
-                f"{opened.path}: head_dim {head_dim} is not a power of two from 16 to 128, "
-                "which the CUDA kernels need"
-            )
+        check_config(opened.weights.config, str(opened.path))
         positions = min(
             opened.weights.config.context_tokens,
             context_tokens or opened.weights.config.context_tokens,
@@ -136,7 +139,7 @@ class CudaExecutor:
         stored = opened.weights.stored_bytes
         with allocating(f"weights ({stored / 2**30:.2f} GiB in the file)", place, hint):
             weights = load_weights(opened.weights, place, dtype, positions, progress)
-        return cls(opened, weights)
+        return cls(weights, opened.digest, ready)
 
     @property
     def shape(self) -> ModelShape:
@@ -166,6 +169,7 @@ class CudaExecutor:
         """See MeasuresItsMemory. Runs the largest step once, and frees everything again."""
         if not self._on_gpu:
             return None
+        self._await_kernels()
         device = self._device
         torch.cuda.empty_cache()
         weights = torch.cuda.memory_reserved(device)
@@ -199,6 +203,7 @@ class CudaExecutor:
         if not self._on_gpu:
             self._allocate(limits)
             return
+        self._await_kernels()
         if self._plan is not None:
             log.info("memory.planned", gib=self._plan.with_cache(limits.region_bytes).told())
         with allocating(
@@ -217,6 +222,7 @@ class CudaExecutor:
             self._warm()
             self._capture()
         self._stream.synchronize()
+        log.info("kernels.ready", found=counts.found, compiled=counts.compiled)
         total, used, own = measured(self._device)
         actual = MemoryPlan(
             total,
@@ -236,6 +242,8 @@ class CudaExecutor:
         self._limits = limits
         config = self._weights.config
         blocks = -(-limits.sequence_tokens // limits.block_tokens) + 1
+        # Kernels are compiled for a width that is a multiple of 16: one for any context.
+        blocks = -(-blocks // 16) * 16
         self._region = torch.zeros(limits.region_bytes, dtype=torch.uint8, device=self._device)
         items = self._region.view(self._weights.embedding.dtype)
         self._table = torch.zeros(
@@ -517,8 +525,21 @@ class CudaExecutor:
         for lengths in [*steps, [1, min(96, self._longest)]]:
             if sum(lengths) <= self._limits.batch_tokens and len(lengths) <= self._limits.slots:
                 self._mixed(self._idle_batch(lengths), self._phases[0], CLASSES[0])
-                # The next one writes the message that this one's copy still reads.
-                self._stream.synchronize()
+                if self._on_gpu:  # the next one writes the message that this one's copy still reads
+                    self._stream.synchronize()
+
+    def _await_kernels(self) -> None:
+        if self._ready is not None:
+            self._ready()
+            self._ready = None
+
+    def rehearse(self, limits: ExecutorLimits) -> None:
+        """Launches everything once that a start would, on torch's "meta" device: nothing is computed,
+        and whoever notes the launches knows what a start compiles. See ``cuda_ahead``."""
+        assert self._device.type == "meta", "rehearsed with the weights' shapes alone"
+        self._allocate(limits)
+        with torch.inference_mode():
+            self._warm()
 
     def _rows_of(self, tokens: int) -> list[int]:
         """Lengths of the fewest rows that have so many tokens."""

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from headrace_engine.kernels.gpu.decode_attention import FEW_ROWS, DecodeAttention
+from headrace_engine.kernels.gpu.card import processors_of
+from headrace_engine.kernels.gpu.decode_attention import DecodeAttention
 from headrace_engine.kernels.gpu.embed import embed_norm
 from headrace_engine.kernels.gpu.gemv import gemv
 from headrace_engine.kernels.gpu.norm import residual_norm
@@ -101,7 +102,7 @@ class CudaDecoder:
         self._device = weights.embedding.device
         self._dtype = weights.embedding.dtype
         self._on_gpu = self._device.type == "cuda"
-        self._processors = _processors(self._device) if self._on_gpu else 4
+        self._processors = processors_of(self._device)
 
     def allocate(self, *, tokens: int, rows: int, block_tokens: int) -> None:
         """Makes scratch for batches of ``tokens`` tokens and ``rows`` rows."""
@@ -369,9 +370,3 @@ def padded_tokens(tokens: int) -> int:
 def rounded_up(tokens: int) -> int:
     """The length at which a fresh prompt of ``tokens`` attends."""
     return -(-tokens // _FRESH_STEP) * _FRESH_STEP
-
-
-def _processors(device: torch.device) -> int:
-    """Multiprocessors of a device."""
-    properties = torch.cuda.get_device_properties(device)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return int(properties.multi_processor_count)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]

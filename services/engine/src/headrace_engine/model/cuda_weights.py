@@ -101,6 +101,36 @@ def _moved(weights: Weights, mover: _Mover, device: torch.device, positions: int
     )
 
 
+def described_weights(config: ModelConfig, dtype: torch.dtype, positions: int) -> CudaWeights:
+    """Shapes alone, on torch's "meta" device: what launches look like, without a file or a card."""
+
+    def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    hidden, wide, head_dim = config.hidden, config.intermediate, config.head_dim
+    layer = CudaLayer(
+        attention_norm=empty(hidden),
+        qkv=empty(config.qkv_width, hidden),
+        qkv_bias=empty(config.qkv_width) if config.qkv_bias else None,
+        query_norm=empty(head_dim) if config.qk_norm else None,
+        key_norm=empty(head_dim) if config.qk_norm else None,
+        attention_output=empty(hidden, config.heads * head_dim),
+        mlp_norm=empty(hidden),
+        gate_up=empty(2 * wide, hidden),
+        down=empty(hidden, wide),
+    )
+    embedding = empty(config.vocabulary, hidden)
+    return CudaWeights(
+        config=config,
+        embedding=embedding,
+        output=embedding if config.tied_output else empty(config.vocabulary, hidden),
+        final_norm=empty(hidden),
+        rope=empty(positions, 2, head_dim // 2, dtype=torch.float32),
+        # Every layer launches the same; two show what comes between them.
+        layers=(layer,) * min(2, config.layers),
+    )
+
+
 class _Mover:
     def __init__(
         self, device: torch.device, dtype: torch.dtype, total: int, progress: Progress | None

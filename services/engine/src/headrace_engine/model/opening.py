@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace_engine.errors import ModelRejected
+from headrace_engine.model.config import ModelConfig
 from headrace_engine.model.families import llama
 from headrace_engine.model.layers import Weights, read_weights
 from headrace_engine.model.loader.gguf import GgufCheckpoint
-from headrace_engine.model.loader.safetensors import FolderCheckpoint
+from headrace_engine.model.loader.gguf_header import read_gguf_header
+from headrace_engine.model.loader.safetensors import FolderCheckpoint, read_json
 from headrace_engine.model.loader.source import KNOWN_SHA256, check_sha256, resolve
 
 
@@ -55,3 +57,14 @@ def _open_folder(path: Path) -> OpenedModel:
     config = llama.config_from_hf(path, checkpoint.config, output_stored=stored)
     weights = read_weights(config, checkpoint, llama.HF_NAMES, interleaved=False)
     return OpenedModel(path, weights, checkpoint.digest)
+
+
+def read_config(model: str) -> ModelConfig:
+    """The numbers of what ``model`` names: a folder with ``config.json`` is enough, or a .gguf file.
+
+    Raises ModelRejected naming file and key.
+    """
+    path = resolve(model)
+    if path.is_dir():
+        return llama.config_from_hf(path, read_json(path / "config.json"), output_stored=True)
+    return llama.config_from_gguf(read_gguf_header(path))

@@ -102,7 +102,10 @@ class Message:
         return self.host_tokens + self.tokens
 
 
-@triton.jit
+_PLACES = ("AT_SLOTS", "AT_BEGINS", "AT_LENGTHS", "AT_OFFSETS", "AT_STORE", "AT_TOKENS")
+
+
+@triton.jit(do_not_specialize=["table_width", "AT_SLOTS", "AT_BLOCKS", "AT_UNITS"])
 def _update_table(
     inbox,
     table,
@@ -126,7 +129,7 @@ def _update_table(
     tl.store(table + slot * table_width + block, unit * UNIT_ITEMS, live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width", "spare", *_PLACES])
 def _prepare(
     inbox,
     table,

@@ -1,0 +1,97 @@
+"""Where compiled kernels lie: a folder that came with the package, and one of this machine.
+
+An image brings kernels in the package, read-only; what is not among them is compiled and kept in
+``cache_dir``. Triton names a kernel by a hash of all that it depends on, its own version included, so
+that what is found is right. A file is known by its place in its folder alone: a cache may be copied.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from triton import knobs
+from triton.runtime.cache import FileCacheManager
+
+from headrace_engine.kernels.gpu import card
+
+
+@dataclass(slots=True)
+class Counts:
+    """Kernels that this process asked for, since it began."""
+
+    found: int = 0
+    compiled: int = 0
+
+
+counts: Final = Counts()
+
+
+def keep_kernels(folder: Path) -> None:
+    """Compiled kernels are kept in ``folder``, unless TRITON_CACHE_DIR says where.
+
+    TRITON_CACHE_MANAGER wins over the way they are looked up.
+    """
+    if not os.environ.get("TRITON_CACHE_DIR"):
+        knobs.cache.dir = str(folder)
+    if not os.environ.get("TRITON_CACHE_MANAGER"):
+        knobs.cache.manager_class = KernelStore
+    knobs.compilation.listener = _count
+
+
+def kernel_folder() -> Path:
+    """Where what is compiled is kept."""
+    return Path(knobs.cache.dir)
+
+
+def _count(*, cache_hit: bool, **_: Any) -> None:
+    if cache_hit:
+        counts.found += 1
+    else:
+        counts.compiled += 1
+
+
+class KernelStore(FileCacheManager):
+    """The files of one key. Triton makes one of these for each kernel that it wants."""
+
+    def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
+        self._arguments = key, override, dump
+        ready = card.PREBUILT / key
+        self._is_ready = not override and not dump and ready.is_dir()
+        if self._is_ready:
+            self.key = key
+            self.cache_dir = str(ready)
+            self.lock_path = None
+        else:
+            super().__init__(key, override, dump)
+
+    def get_group(self, filename: str) -> dict[str, str] | None:
+        """Files that belong together, where all of them are there."""
+        group = self.get_file(_group_of(filename))
+        if group is None:
+            return None
+        try:
+            names = json.loads(Path(group).read_text())["child_paths"]
+        except (ValueError, KeyError, OSError):
+            return None  # cut off by a full disk, say: compiled again
+        found = {name: path for name in names if (path := self.get_file(name)) is not None}
+        return found if len(found) == len(names) else None
+
+    def put_group(self, filename: str, group: dict[str, str]) -> str:
+        """Remembers what belongs together, by name."""
+        names = {name: name for name in sorted(group)}
+        return self.put(json.dumps({"child_paths": names}), _group_of(filename), binary=False)
+
+    def put(self, data: Any, filename: str, binary: bool = True) -> str:
+        """Writes a file; where what came with the package is damaged, beside this machine's."""
+        if self._is_ready:
+            self._is_ready = False
+            super().__init__(*self._arguments)
+        return super().put(data, filename, binary)
+
+
+def _group_of(filename: str) -> str:
+    return f"__grp__{filename}"

@@ -1,0 +1,130 @@
+"""Kernels are compiled without a GPU, and a launch finds them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from headrace_engine.errors import ModelRejected
+from headrace_engine.executor.cuda_ahead import Rehearsal, begin_compiling, compile_apart
+from headrace_engine.kernels.gpu.card import Card
+
+pytestmark = pytest.mark.torch
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "hidden_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "intermediate_size": 512,
+    "vocab_size": 1000,
+    "max_position_embeddings": 2048,
+}
+
+PROGRAM = """
+import json, sys
+from headrace_engine.executor.cuda_ahead import Rehearsal, rehearsed
+from headrace_engine.kernels.gpu.card import pretend
+
+start = Rehearsal.parse(sys.stdin.read())
+pretend(start.card)
+print(json.dumps(sorted({wanted.kernel.__name__ for wanted in rehearsed(start)})))
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Rehearsal:
+    """One of a small model."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    return Rehearsal(
+        model=str(model),
+        slots=20,
+        batch_tokens=256,
+        block_tokens=64,
+        phases=2,
+        context_tokens=None,
+        card=Card(9, 0, 132),
+        folder=str(tmp_path / "kernels"),
+    )
+
+
+def test_a_rehearsal_travels(start: Rehearsal) -> None:
+    assert Rehearsal.parse(start.json()) == start
+
+
+def test_a_note_is_of_all_that_kernels_depend_on(start: Rehearsal, tmp_path: Path) -> None:
+    note = start.note()
+    elsewhere = tmp_path / "elsewhere"
+    (tmp_path / "model").rename(elsewhere)
+    same = replace(start, model=str(elsewhere), context_tokens=512, folder="/")
+    assert same.note() == note
+    for other in (
+        replace(same, slots=21),
+        replace(same, block_tokens=32),
+        replace(same, card=Card(9, 0, 114)),
+        replace(same, card=Card(8, 0, 132)),
+    ):
+        assert other.note() != note
+    (elsewhere / "config.json").write_text(json.dumps(CONFIG | {"hidden_size": 512}))
+    assert same.note() != note
+
+
+def test_a_model_that_the_kernels_do_not_compute_is_refused(
+    start: Rehearsal, tmp_path: Path
+) -> None:
+    (tmp_path / "model/config.json").write_text(json.dumps(CONFIG | {"head_dim": 96}))
+    with pytest.raises(ModelRejected, match="head_dim 96"):
+        start.note()
+
+
+def test_a_rehearsal_launches_every_kind_of_step(start: Rehearsal) -> None:
+    """In a process that Triton does not interpret in, as the suite's own does."""
+    names = [name for name in os.environ if not name.startswith("TRITON_")]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        input=start.json(),
+        env={name: os.environ[name] for name in names},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    # Few decodes and many, prompts, common beginnings, and each way of choosing a token.
+    assert set(json.loads(done.stdout)) >= {
+        "_few_rows",
+        "_decode_attention",
+        "_prefill_attention",
+        "_beginnings",
+        "_chunk_argmax",
+        "_sample",
+        "_penalize",
+    }
+
+
+def test_a_process_that_fails_ends_no_start(
+    start: Rehearsal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    ready = begin_compiling(start)
+    assert ready is not None
+    ready()
+    with pytest.raises(RuntimeError, match="sm_90:132"):
+        compile_apart(start, 1)
+
+
+def test_nothing_is_begun_where_a_note_says_that_all_is_there(start: Rehearsal) -> None:
+    Path(start.folder).mkdir()
+    (Path(start.folder) / start.note()).touch()
+    assert begin_compiling(start) is None

@@ -1,0 +1,30 @@
+"""Cards by name, and the card that is here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from headrace_engine.kernels.gpu.card import Card, find_card, parse_card, processors_of
+from support.gpu import DEVICE, ON_GPU
+
+pytestmark = pytest.mark.torch
+
+
+def test_a_card_is_named_by_architecture_and_processors() -> None:
+    assert parse_card("sm_90:132") == Card(9, 0, 132)
+    assert parse_card("sm_120:188") == Card(12, 0, 188)
+    assert str(Card(8, 9, 142)) == "sm_89:142"
+
+
+@pytest.mark.parametrize("text", ["", "sm_90", "h100", "sm_9:0", "sm_90:0", "sm_90:132x"])
+def test_what_names_no_card_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="sm_90:132"):
+        parse_card(text)
+
+
+def test_the_card_that_is_here_is_the_one_torch_finds() -> None:
+    card = find_card()
+    assert (card is not None) == ON_GPU
+    if card is not None:
+        assert card.capability == torch.cuda.get_device_capability()
+        assert card.processors == processors_of(torch.device(DEVICE))
