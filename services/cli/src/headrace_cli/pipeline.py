@@ -179,6 +179,6 @@ def _answer(stream: Stream, choice: ChoiceText) -> Answer:
             if choice.stopped_at is None:
                 return Answer("".join(text), tokens, output.finish, output.usage)
             kept = choice.stopped_at
-            usage = replace(output.usage, completion_tokens=kept)
+            usage = output.usage._replace(completion_tokens=kept)
             return Answer("".join(text), tokens[:kept], FinishReason.STOP, usage)
     raise AssertionError("a stream ended without its end")

@@ -149,8 +149,8 @@ def test_an_end_with_a_code_and_numbers_of_numpy_arrives_as_plain_ones() -> None
     rig.run()
     last = told[-1]
     [end] = last.ends
-    usage = replace(end.usage, completion_tokens=np.int64(4), decode_s=np.float32(0.5))  # pyright: ignore[reportArgumentType]
-    end = replace(end, code=Code.ENGINE_FAILED, message="why", usage=usage)
+    usage = end.usage._replace(completion_tokens=np.int64(4), decode_s=np.float32(0.5))  # pyright: ignore[reportArgumentType]
+    end = end._replace(code=Code.ENGINE_FAILED, message="why", usage=usage)
 
     [arrived] = unpack_outputs(one(pack_outputs(replace(last, ends=[end])))).ends
 

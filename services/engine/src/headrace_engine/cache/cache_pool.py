@@ -9,7 +9,7 @@ Next     headrace_engine.cache.trie
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from headrace_engine.cache.block import CacheBlock, LogicalBlock, Stamp
 from headrace_engine.memory.objects import Allocation, ObjectAllocator, ObjectType
@@ -40,6 +40,17 @@ class SortedBlocks:
         slot.stamp = Stamp(self._clock)
         slot.listed = True
         self._slots[slot] = None
+
+    def add_all(self, slots: Sequence[CacheBlock]) -> None:
+        """As many calls of ``add``, in this order."""
+        stamp = self._clock
+        for slot in slots:
+            assert not slot.listed, "listed twice"
+            stamp += 1
+            slot.stamp = Stamp(stamp)
+            slot.listed = True
+        self._clock = stamp
+        self._slots |= dict.fromkeys(slots)
 
     def remove(self, slot: CacheBlock) -> None:
         """Takes it out: it is held again, or loses its memory."""

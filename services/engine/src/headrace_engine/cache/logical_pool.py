@@ -206,20 +206,25 @@ class LogicalBlockPool:
         listed = self.slots.sorted
         dropped = holder.blocks[count:]
         del holder.blocks[count:]
+        idle: list[CacheBlock] = []
         for block in reversed(dropped):
-            del block.holders[holder]
-            slot = block.slot
-            if not block.holders and slot is not None and slot.allocation is not None:
+            holders = block.holders
+            del holders[holder]
+            if not holders and (slot := block.slot) is not None and slot.allocation is not None:
                 if block.valid and (block.indexed or block.offered):
-                    for state in block.states:
-                        self.touch(state)
-                    listed.add(slot)
+                    if block.states:
+                        listed.add_all(idle)
+                        idle.clear()
+                        for state in block.states:
+                            self.touch(state)
+                    idle.append(slot)
                 else:
                     self.slots.objects.free(self.unpin(block))
             if block.refs > 1:
                 block.refs -= 1
             else:
                 self._drop(block)
+        listed.add_all(idle)
         if count < holder.chained:
             holder.chained = count
             holder.chain = holder.blocks[-1] if holder.blocks else holder.root

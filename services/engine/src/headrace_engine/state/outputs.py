@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import numpy as np
 from headrace_contracts.codes import Code, FinishReason
@@ -18,9 +19,10 @@ from numpy.typing import NDArray
 
 from headrace_engine.state.request import RequestHandle
 
+_NO_WAITS: Final[Mapping[str, float]] = {}
 
-@dataclass(frozen=True, slots=True)
-class SequenceUsage:
+
+class SequenceUsage(NamedTuple):
     """What one choice cost."""
 
     prompt_tokens: int
@@ -31,12 +33,11 @@ class SequenceUsage:
     prefill_s: float
     decode_s: float
     preemptions: int
-    waits: Mapping[str, float] = field(default_factory=dict[str, float])
+    waits: Mapping[str, float] = _NO_WAITS
     """Seconds that it waited, by reason; they sum to ``queue_s`` and the time it was preempted."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowEnd:
+class RowEnd(NamedTuple):
     """The terminal status of row ``row``'s choice. Nothing follows it."""
 
     row: int
@@ -46,8 +47,7 @@ class RowEnd:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RowStarted:
+class RowStarted(NamedTuple):
     """Row ``row``'s choice ran in a pass for the first time."""
 
     row: int

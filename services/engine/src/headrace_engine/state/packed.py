@@ -172,13 +172,9 @@ def pack_outputs(outputs: PassOutputs) -> bytes:
         return pack(Kind.OUTPUTS, None, *columns)  # most of them
     head = {
         "ends": [
-            (end.row, end.reason, end.code, end.message, _usage_fields(end.usage))
-            for end in outputs.ends
+            (end.row, end.reason, end.code, end.message, tuple(end.usage)) for end in outputs.ends
         ],
-        "starts": [
-            (start.row, start.prompt_tokens, start.cached_tokens, start.queue_s)
-            for start in outputs.starts
-        ],
+        "starts": [tuple(start) for start in outputs.starts],
         "logprobs": [(item.row, *item.top_ids.shape) for item in outputs.logprobs],
     }
     return pack(Kind.OUTPUTS, head, *columns, *_logprob_columns(outputs.logprobs))
@@ -214,10 +210,6 @@ def unpack_outputs(message: Message) -> PassOutputs:
         starts=[RowStarted(*start) for start in head["starts"]],
         logprobs=_logprobs(message.body, at, head["logprobs"]),
     )
-
-
-def _usage_fields(usage: SequenceUsage) -> list[object]:
-    return [getattr(usage, field.name) for field in fields(SequenceUsage)]
 
 
 def _logprob_columns(items: Iterable[RowLogprobs]) -> Iterable[bytes]:

@@ -11,12 +11,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 import numpy as np
 from headrace_contracts.codes import Code, FinishReason
 from numpy.typing import NDArray
 
 from headrace_engine.state.request import Request
+
+LEAST_GROWN: Final = 256
+"""Tokens that a sequence has room for once it grows: most short ones grow once."""
 
 
 class Status(Enum):
@@ -76,7 +80,7 @@ class Sequence:
         length, tokens = self.length, self.tokens
         end = length + len(new)
         if end > len(tokens):
-            grown = np.empty(max(end, 2 * len(tokens)), np.int32)
+            grown = np.empty(max(end, 2 * len(tokens), LEAST_GROWN), np.int32)
             grown[:length] = tokens[:length]
             self.tokens = tokens = grown
         tokens[length:end] = new
@@ -167,5 +171,6 @@ class SequenceColumns:
         known = int(self.known[slot])
         count = known - sequence.length
         if count > 0:
-            sequence.append(self.recent[slot, :count])
+            at = slot * self.recent.shape[1]
+            sequence.append(self._recent[at : at + count])
             self.base[slot] = known
