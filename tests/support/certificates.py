@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _EXTENSIONS = """
-subjectAltName=DNS:localhost,IP:127.0.0.1
+subjectAltName={names}
 basicConstraints=critical,CA:FALSE
 subjectKeyIdentifier=hash
 authorityKeyIdentifier=keyid
@@ -24,14 +25,15 @@ class Certificates:
     key: Path
 
 
-def make_certificates(folder: Path) -> Certificates:
-    """New ones, for ``localhost`` and ``127.0.0.1``."""
+def make_certificates(folder: Path, names: Sequence[str] = ()) -> Certificates:
+    """New ones, for ``localhost`` and ``127.0.0.1``, and for other names in the DNS."""
     folder.mkdir(parents=True, exist_ok=True)
     made = Certificates(folder / "ca.crt", folder / "tls.crt", folder / "tls.key")
     curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     request = folder / "tls.csr"
     extension = folder / "names"
-    extension.write_text(_EXTENSIONS)
+    all_names = ["DNS:localhost", "IP:127.0.0.1", *(f"DNS:{name}" for name in names)]
+    extension.write_text(_EXTENSIONS.format(names=",".join(all_names)))
     _openssl(
         *("req", "-x509", *curve, "-keyout", folder / "ca.key", "-out", made.ca),
         *("-days", "2", "-subj", "/CN=test authority"),

@@ -82,8 +82,8 @@ def git_digest(content: bytes) -> str:
 
 
 @contextmanager
-def hub(files: Mapping[str, bytes]) -> Generator[Hub]:
-    """Serves the files until the end of the block."""
+def hub(files: Mapping[str, bytes], *, host: str = "127.0.0.1", port: int = 0) -> Generator[Hub]:
+    """Serves the files until the end of the block. Another host than loopback is for containers."""
     made = Hub(dict(files))
 
     class Handler(BaseHTTPRequestHandler):
@@ -153,9 +153,9 @@ def hub(files: Mapping[str, bytes]) -> Generator[Hub]:
             if stop is not None:
                 self.close_connection = True
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer((host, port), Handler)
     server.daemon_threads = True
-    made.url = f"http://127.0.0.1:{server.server_address[1]}"
+    made.url = f"http://{host}:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:

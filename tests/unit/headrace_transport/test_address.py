@@ -15,6 +15,7 @@ from headrace_transport.connection import connect_gateway
 from headrace_transport.errors import ServerUnsuitable, TransportUnavailable
 from headrace_transport.options import WireOptions
 from pydantic import BaseModel, SecretStr
+from redis import exceptions
 from redis.asyncio.connection import SSLConnection
 
 
@@ -129,3 +130,19 @@ def test_a_name_that_is_given_up_leaves_no_failure_behind() -> None:
         runner.run(connect())
         gc.collect()
     assert faults == []
+
+
+async def test_sentinels_that_do_not_answer_are_named_and_nothing_else() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as first,
+        socket.create_server(("127.0.0.1", 0)) as second,
+    ):
+        nodes = [f"127.0.0.1:{line.getsockname()[1]}" for line in (first, second)]
+    made = address(f"redis+sentinel://{','.join(nodes)}/main/0")
+    with pytest.raises(exceptions.ConnectionError) as told:
+        await made.handshake()
+    words = str(told.value)
+    assert words.startswith("no sentinel tells where the primary 'main' is: ")
+    assert all(node in words for node in nodes)
+    assert "redis.asyncio" not in words
+    await made.close()

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, cast
 from urllib.parse import unquote
 
+from redis import exceptions
 from redis.asyncio import connection as redis_connection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
@@ -127,10 +128,7 @@ class Address:
         """A connection to be opened. Raises what redis-py raises where no sentinel knows."""
         arguments: dict[str, Any] = self._arguments
         if self._sentinel is not None:
-            discover = cast(
-                "Callable[[str], Awaitable[tuple[str, int]]]", self._sentinel.discover_master
-            )
-            host, port = await discover(self._service)
+            host, port = await _primary(self._sentinel, self._service)
             arguments = {**arguments, "host": host, "port": port}
         if "host" in arguments:
             await _resolve(arguments["host"], arguments.get("port", _PORT))
@@ -161,6 +159,26 @@ class Address:
             **tls,
         }
         return Sentinel(nodes, sentinel_kwargs=arguments)
+
+
+async def _primary(sentinel: Sentinel, service: str) -> tuple[str, int]:
+    """As ``discover_master``, which of those that do not answer tells all but why."""
+    reasons: list[str] = []
+    watchers = cast("list[Any]", sentinel.sentinels)
+    is_up = cast("Callable[[dict[str, Any], str], bool]", sentinel.check_master_state)  # pyright: ignore[reportUnknownMemberType]
+    for watcher in [*watchers]:
+        try:
+            known = cast("dict[str, dict[str, Any]]", await watcher.sentinel_masters())
+        except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
+            reasons.append(str(error))
+            continue
+        state = known.get(service)
+        if state is not None and is_up(state, service):
+            watchers.sort(key=lambda each: each is not watcher)  # asked first the next time
+            return state["ip"], state["port"]
+        reasons.append("one that answers knows none of this name that is up")
+    why = "; ".join(dict.fromkeys(reasons))
+    raise exceptions.ConnectionError(f"no sentinel tells where the primary {service!r} is: {why}")
 
 
 async def _resolve(host: str, port: int) -> None:
