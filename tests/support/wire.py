@@ -437,6 +437,17 @@ class Stack:
         """A further engine process."""
         return ScriptedEngine(MemoryEngineWire(self.broker), name)
 
+    @asynccontextmanager
+    async def claimed(
+        self, gateway: Gateway, made: Call | None = None
+    ) -> AsyncGenerator[tuple[InferenceService, Running, Claimed]]:
+        """A gateway that runs, and a call of it whose only request the engine has claimed."""
+        async with gateway.running() as service:
+            await self.engine.appear()
+            running = await service.start(made or call("x"))
+            [claimed] = await self.engine.claim()
+            yield service, running, claimed
+
     def gateway(self, name: str = "gateway-a", **settings: Any) -> Gateway:
         """A gateway process."""
         wire = MemoryGatewayWire(self.broker)

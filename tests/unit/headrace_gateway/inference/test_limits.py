@@ -44,10 +44,11 @@ async def test_a_call_takes_its_prompt_and_all_that_it_may_generate() -> None:
 
 async def test_what_was_not_used_is_given_back_at_the_end() -> None:
     stack = Stack(FakeClock())
-    async with stack.gateway().running() as service:
-        await stack.engine.appear()
-        running = await service.start(call("hello", sampling=asks(), caller=LIMITED))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(stack.gateway(), call("hello", sampling=asks(), caller=LIMITED)) as (
+        _,
+        running,
+        claimed,
+    ):
         await stack.engine.say(claimed, "abc", finish=FinishReason.STOP)
         await read(running)
         await running.aclose()

@@ -61,10 +61,7 @@ async def test_another_body_or_another_key_is_another_call() -> None:
 async def test_a_call_outlives_its_client_for_a_repetition() -> None:
     clock = FakeClock()
     stack = Stack(clock)
-    async with stack.gateway().running() as service:
-        await stack.engine.appear()
-        first = await service.start(again("cmpl-1"))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(stack.gateway(), again("cmpl-1")) as (service, first, claimed):
         await first.aclose()
         running = await service.start(again("cmpl-2"))
         await stack.engine.say(claimed, "ab", finish=LENGTH)
@@ -231,10 +228,7 @@ async def test_of_two_at_once_one_is_told_to_come_back() -> None:
 async def test_an_answer_that_is_no_longer_kept_is_said_to_be_so() -> None:
     clock = FakeClock()
     stack = Stack(clock)
-    async with stack.gateway().running() as service:
-        await stack.engine.appear()
-        running = await service.start(again("cmpl-1"))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(stack.gateway(), again("cmpl-1")) as (service, running, claimed):
         await stack.engine.say(claimed, "ab")
         await stack.engine.say(claimed, "", finish=LENGTH)
         assert await stack.engine.end(claimed, {0: LENGTH})

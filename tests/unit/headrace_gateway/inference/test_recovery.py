@@ -38,10 +38,7 @@ async def test_rows_of_a_fenced_attempt_are_dropped_and_the_successor_goes_on() 
 async def test_rows_that_come_twice_count_once() -> None:
     stack = Stack()
     gateway = stack.gateway()
-    async with gateway.running() as service:
-        await stack.engine.appear()
-        running = await service.start(call("x"))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(gateway) as (_, running, claimed):
         await stack.engine.say(claimed, "abc")
         await stack.engine.say(claimed, "abc", first=0, log=False)
         await stack.engine.say(claimed, "bcde", first=1, log=False)  # overlaps
@@ -55,10 +52,7 @@ async def test_rows_that_come_twice_count_once() -> None:
 async def test_a_lost_frame_is_made_good_from_the_log() -> None:
     stack = Stack()
     gateway = stack.gateway()
-    async with gateway.running() as service:
-        await stack.engine.appear()
-        running = await service.start(call("x"))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(gateway) as (_, running, claimed):
         await stack.engine.say(claimed, "a")
         await stack.engine.say(claimed, "bc", publish=False)
         await stack.engine.say(claimed, "d")
@@ -72,10 +66,7 @@ async def test_a_lost_frame_is_made_good_from_the_log() -> None:
 
 async def test_a_lost_frame_that_is_not_logged_yet_is_sent_again_by_the_engine() -> None:
     stack = Stack()
-    async with stack.gateway().running() as service:
-        await stack.engine.appear()
-        running = await service.start(call("x"))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(stack.gateway()) as (_, running, claimed):
         await stack.engine.say(claimed, "a")
         await stack.engine.say(claimed, "bc", publish=False, log=False)
         await stack.engine.say(claimed, "d", log=False)
@@ -89,10 +80,7 @@ async def test_a_lost_frame_that_is_not_logged_yet_is_sent_again_by_the_engine()
 
 async def test_an_end_whose_frame_got_lost_is_found_in_the_log() -> None:
     stack = Stack()
-    async with stack.gateway().running() as service:
-        await stack.engine.appear()
-        running = await service.start(call("x"))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(stack.gateway()) as (_, running, claimed):
         await stack.engine.say(claimed, "a")
         await stack.engine.say(claimed, "b", publish=False, log=False)
         assert await stack.engine.end(claimed, {0: LENGTH}, since=[1])
@@ -105,10 +93,9 @@ async def test_an_end_whose_frame_got_lost_is_found_in_the_log() -> None:
 async def test_what_the_server_lost_is_submitted_again_with_what_was_delivered() -> None:
     stack = Stack()
     gateway = stack.gateway()
-    async with gateway.running() as service:
-        await stack.engine.appear()
-        running = await service.start(call("x", sampling=SamplingCall(n=2, max_tokens=9, seed=7)))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(
+        gateway, call("x", sampling=SamplingCall(n=2, max_tokens=9, seed=7))
+    ) as (_, running, claimed):
         await stack.engine.say(claimed, "ab", choice=0)
         await stack.engine.say(claimed, "xyz", choice=1, finish=LENGTH)
         await read(running, until=2)
@@ -192,10 +179,7 @@ async def test_a_queued_request_without_any_engine_ends_with_an_error() -> None:
 async def test_a_server_that_is_away_refuses_new_calls_and_keeps_the_running_ones() -> None:
     stack = Stack()
     gateway = stack.gateway()
-    async with gateway.running() as service:
-        await stack.engine.appear()
-        running = await service.start(call("x"))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(gateway) as (service, running, claimed):
         stack.broker.up = False
         with pytest.raises(BackendUnavailable) as caught:
             await service.start(call("y", request_id="cmpl-2"))
@@ -211,10 +195,7 @@ async def test_a_server_that_is_away_refuses_new_calls_and_keeps_the_running_one
 
 async def test_a_cancel_that_could_not_be_sent_is_sent_when_the_server_is_back() -> None:
     stack = Stack()
-    async with stack.gateway().running() as service:
-        await stack.engine.appear()
-        running = await service.start(call("x"))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(stack.gateway()) as (_, running, claimed):
         stack.broker.up = False
         await running.aclose()
         await asyncio.sleep(0.05)
@@ -224,10 +205,9 @@ async def test_a_cancel_that_could_not_be_sent_is_sent_when_the_server_is_back()
 
 async def test_logprobs_of_the_log_are_as_good_as_those_of_frames() -> None:
     stack = Stack()
-    async with stack.gateway().running() as service:
-        await stack.engine.appear()
-        running = await service.start(call("x", sampling=SamplingCall(max_tokens=4, logprobs=1)))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(
+        stack.gateway(), call("x", sampling=SamplingCall(max_tokens=4, logprobs=1))
+    ) as (_, running, claimed):
         a, b = toy_ids("ab")
         columns = RowLogprobs(width=1, chosen=[-0.5, -1.5], top_ids=[a, a], top_values=[-0.5, -1.0])
         await stack.engine.say(claimed, [a, b], logprobs=columns, finish=LENGTH)
@@ -242,10 +222,7 @@ async def test_logprobs_of_the_log_are_as_good_as_those_of_frames() -> None:
 async def test_the_stream_of_an_engine_of_another_version_ends_with_an_error() -> None:
     stack = Stack()
     gateway = stack.gateway()
-    async with gateway.running() as service:
-        await stack.engine.appear()
-        running = await service.start(call("x"))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(gateway) as (_, running, claimed):
         future = LogEntry(version=99, attempt=1, choices=[0], firsts=[0], counts=[1], tokens=[5])
         await stack.engine.wire.append_log(stack.engine.name, claimed.record.id, 1, future)
         with pytest.raises(Internal, match="has wire version 99, and 1 is read here"):

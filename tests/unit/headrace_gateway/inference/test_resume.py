@@ -33,10 +33,7 @@ LENGTH = FinishReason.LENGTH
 async def test_a_reader_that_comes_back_in_its_grace_goes_on_where_it_was() -> None:
     stack = Stack()
     gateway = stack.gateway(resume_grace_s=30)
-    async with gateway.running() as service:
-        await stack.engine.appear()
-        running = await service.start(call("x"))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(gateway) as (service, running, claimed):
         await stack.engine.say(claimed, "abc")
         await read(running, until=1)
         cursor = running.cursor
@@ -53,10 +50,7 @@ async def test_a_reader_that_comes_back_in_its_grace_goes_on_where_it_was() -> N
 
 async def test_grace_that_runs_out_cancels() -> None:
     stack = Stack()
-    async with stack.gateway(resume_grace_s=0.1).running() as service:
-        await stack.engine.appear()
-        running = await service.start(call("x"))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(stack.gateway(resume_grace_s=0.1)) as (_, running, claimed):
         await running.aclose()
         assert not await stack.engine.marks(claimed)
         assert (await stack.engine.await_mark(claimed)).reason == FinishReason.CANCELLED

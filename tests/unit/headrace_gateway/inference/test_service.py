@@ -40,10 +40,7 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 async def test_text_streams_as_the_engine_says_it_and_usage_is_summed_at_the_end() -> None:
     stack = Stack()
-    async with stack.gateway().running() as service:
-        await stack.engine.appear()
-        running = await service.start(call("Hello"))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(stack.gateway(), call("Hello")) as (_, running, claimed):
         assert list(claimed.record.prompt) == toy_ids("Hello")
         await stack.engine.say(claimed, "Hi", cached=3)
         assert texts(await read(running, until=1)) == {0: "Hi"}
@@ -59,10 +56,9 @@ async def test_text_streams_as_the_engine_says_it_and_usage_is_summed_at_the_end
 
 async def test_choices_of_one_prompt_keep_their_index_and_their_text() -> None:
     stack = Stack()
-    async with stack.gateway().running() as service:
-        await stack.engine.appear()
-        running = await service.start(call("x", sampling=SamplingCall(n=3, max_tokens=4)))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(
+        stack.gateway(), call("x", sampling=SamplingCall(n=3, max_tokens=4))
+    ) as (_, running, claimed):
         assert claimed.record.n == 3
         for choice, text in ((2, "cc"), (0, "aa"), (1, "bb")):
             await stack.engine.say(claimed, text, choice=choice, finish=LENGTH)
@@ -173,10 +169,7 @@ async def test_text_held_back_for_a_stop_string_comes_out_at_another_end() -> No
 async def test_a_reader_that_leaves_cancels_what_is_running() -> None:
     stack = Stack()
     gateway = stack.gateway()
-    async with gateway.running() as service:
-        await stack.engine.appear()
-        running = await service.start(call("x"))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(gateway) as (_, running, claimed):
         await stack.engine.say(claimed, "a")
         await read(running, until=1)
         await running.aclose()
@@ -313,10 +306,7 @@ async def test_silence_is_told_as_keep_alive() -> None:
 
 async def test_a_slow_reader_gets_what_it_missed_in_one_delta() -> None:
     stack = Stack()
-    async with stack.gateway().running() as service:
-        await stack.engine.appear()
-        running = await service.start(call("x"))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(stack.gateway()) as (_, running, claimed):
         for char in "slowly":
             await stack.engine.say(claimed, char)
         await stack.engine.say(claimed, "", finish=LENGTH)
@@ -330,10 +320,7 @@ async def test_a_slow_reader_gets_what_it_missed_in_one_delta() -> None:
 async def test_an_engines_error_is_the_choices_end_with_its_code() -> None:
     stack = Stack()
     gateway = stack.gateway()
-    async with gateway.running() as service:
-        await stack.engine.appear()
-        running = await service.start(call("x"))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(gateway) as (_, running, claimed):
         await stack.engine.say(
             claimed,
             "a",

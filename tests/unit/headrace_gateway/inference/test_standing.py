@@ -104,10 +104,7 @@ async def test_without_an_engine_and_between_two_it_says_so() -> None:
 
 async def test_an_ended_request_says_how() -> None:
     stack = Stack()
-    async with stack.gateway().running() as service:
-        await stack.engine.appear()
-        running = await service.start(call("x"))
-        [claimed] = await stack.engine.claim()
+    async with stack.claimed(stack.gateway()) as (service, running, claimed):
         await stack.engine.say(claimed, "abc", finish=FinishReason.LENGTH)
         await read(running)
         await running.aclose()
