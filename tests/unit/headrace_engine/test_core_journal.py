@@ -7,7 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from headrace_engine.core import JOURNALS_KEPT, build_core, keep_journal, open_journal
+from headrace_engine.core import (
+    JOURNALS_KEPT,
+    Core,
+    build_core,
+    end_journal,
+    keep_journal,
+    open_journal,
+)
 from headrace_engine.errors import EngineFailed
 from headrace_engine.executor.echo import EchoExecutor
 from headrace_engine.loading import LoadedModel
@@ -40,16 +47,7 @@ def test_a_file_that_cannot_be_written_is_refused_at_start(tmp_path: Path) -> No
         open_journal(EngineSettings(journal_file=str(tmp_path / "no" / "file")))
 
 
-def test_a_failed_engine_leaves_a_journal_that_replays(tmp_path: Path) -> None:
-    settings = EngineSettings(
-        executor="echo",
-        journal_dir=str(tmp_path / "kept"),
-        journal_file=str(tmp_path / "live"),
-        cache_blocks=64,
-        context_tokens=256,
-    )
-    executor = BreakingExecutor(vocabulary=100, context_tokens=256)
-    core = build_core(settings, LoadedModel("echo", executor, None), SystemClock())
+def run_until_it_fails(core: Core) -> None:
     prompt = np.array([1, 2, 3], np.int32)
     core.door.push(Request("r", RequestHandle(1), prompt, Sampling(max_new_tokens=50)))
     failures: list[EngineFailed] = []
@@ -64,9 +62,47 @@ def test_a_failed_engine_leaves_a_journal_that_replays(tmp_path: Path) -> None:
     thread.start()
     thread.join(30)
     core.executor.close()
+    assert failures
+
+
+@pytest.mark.rule("journal.every-input")
+def test_the_last_record_of_both_files_is_the_pass_that_broke(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = EngineSettings(
+        executor="echo",
+        journal_dir=str(tmp_path / "kept"),
+        journal_file=str(tmp_path / "live"),
+        cache_blocks=64,
+        context_tokens=256,
+    )
+    executor = EchoExecutor(vocabulary=100, context_tokens=256)
+    core = build_core(settings, LoadedModel("echo", executor, None), SystemClock())
+
+    def broken(*_: object) -> int:
+        raise AssertionError("two blocks in one place")
+
+    monkeypatch.setattr("headrace_engine.scheduler.scheduler.replay_memory", broken)
+    run_until_it_fails(core)
+    end_journal(core, settings, "engine-1", failed=True)
+    for file in (tmp_path / "kept" / "headrace-journal-engine-1.jsonl", tmp_path / "live"):
+        (segment,) = read_journal(file.read_text().splitlines(keepends=True))
+        assert "s" in [record[0] for record in segment.records], "the pass that broke is not in it"
+
+
+def test_a_failed_engine_leaves_a_journal_that_replays(tmp_path: Path) -> None:
+    settings = EngineSettings(
+        executor="echo",
+        journal_dir=str(tmp_path / "kept"),
+        journal_file=str(tmp_path / "live"),
+        cache_blocks=64,
+        context_tokens=256,
+    )
+    executor = BreakingExecutor(vocabulary=100, context_tokens=256)
+    core = build_core(settings, LoadedModel("echo", executor, None), SystemClock())
+    run_until_it_fails(core)
     assert core.journal_file is not None
     core.journal_file.close()
-    assert failures
     path = keep_journal(core, settings, "engine-1")
     assert path is not None
     assert path == tmp_path / "kept" / "headrace-journal-engine-1.jsonl"

@@ -78,6 +78,8 @@ def open_journal(settings: EngineSettings) -> tuple[Journal | None, JournalFile 
 def end_journal(core: Core, settings: EngineSettings, engine: str, *, failed: bool) -> None:
     """Closes the journal's file, and keeps the journal of an engine thread that ``failed``."""
     if core.journal_file is not None:
+        if core.loop.scheduler.journal is not None:
+            core.loop.scheduler.journal.flush()  # the pass that broke is its last record
         core.journal_file.close()
         if core.journal_file.error is not None:
             log.warning("journal.incomplete", reason=str(core.journal_file.error))

@@ -93,6 +93,63 @@ def test_a_sink_has_tokens_and_two_files_that_replay(tmp_path: Path) -> None:
         assert Replayer(segment).run().difference is None
 
 
+def filled(tmp_path: Path) -> tuple[Rig, JournalFile]:
+    """An engine with 400 cached blocks, in a pass in which the second segment began."""
+    sink = JournalFile(tmp_path / "live", 60_000)
+    rig = Rig(
+        journal=Journal(1 << 30, sink), pool_blocks=500, session_tokens=1100, batch_tokens=1200
+    )
+    rig.push([SECRET, *range(97)] * 8, 400)
+    rig.push([*range(90, 97), SECRET] * 100, 4)
+    while not (tmp_path / "live.next").exists():
+        rig.step()
+    return rig, sink
+
+
+@pytest.mark.rule("journal.snapshot-is-whole")
+def test_the_next_file_takes_passes_to_begin_and_records_go_on_in_the_one_before(
+    tmp_path: Path,
+) -> None:
+    rig, sink = filled(tmp_path)
+    began = rig.scheduler.passes
+    while (tmp_path / "live.next").exists():
+        assert not (tmp_path / "live.1").exists(), "what is newest can be replayed all the time"
+        rig.step()
+    stood = rig.scheduler.passes
+    for _ in range(10):
+        rig.step()
+    sink.close()
+    assert sink.error is None
+    assert stood - began > 10, "a state of 400 blocks was written at once"
+    (before,) = read_journal((tmp_path / "live.1").read_text().splitlines(keepends=True))
+    (newest,) = read_journal((tmp_path / "live").read_text().splitlines(keepends=True))
+    assert newest.passes + 1 == began, "the state is of the pass in which it began"
+    for segment, last in ((before, stood - 1), (newest, stood + 10)):
+        result = Replayer(segment).run()
+        assert result.difference is None
+        assert segment.passes + result.passes == last
+
+
+@pytest.mark.rule("journal.snapshot-is-whole")
+def test_a_next_file_that_does_not_stand_yet_is_left_out_at_the_end(tmp_path: Path) -> None:
+    rig, sink = filled(tmp_path)
+    rig.step()
+    sink.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["live"]
+    (segment,) = read_journal((tmp_path / "live").read_text().splitlines(keepends=True))
+    assert Replayer(segment).run().passes == rig.scheduler.passes
+
+
+def test_a_disk_that_fails_while_the_next_file_begins_ends_both(tmp_path: Path) -> None:
+    rig, sink = filled(tmp_path)
+    (tmp_path / "live.next").unlink()
+    while sink.error is None:
+        rig.step()
+    rig.run()
+    assert isinstance(sink.error, FileNotFoundError)
+    assert not (tmp_path / "live.next").exists()
+
+
 def test_a_disk_that_fails_ends_the_file_and_not_the_engine(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()

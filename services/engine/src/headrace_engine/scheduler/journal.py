@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -52,6 +52,9 @@ Record = tuple[Any, ...]
 
 State = dict[str, Any]
 """A scheduler between two passes, as ``journal_snapshot.Snapshot`` gives it. JSON as it stands."""
+
+Making = Generator[None, None, State]
+"""Makes a state, a little with each step."""
 
 BLOCKS_A_PASS = 200
 """Of a snapshot: less than 100 us."""
@@ -101,7 +104,7 @@ class Segment:
     origin: Origin
     passes: int
     """Passes made before it."""
-    start: State | Callable[[], State] | None
+    start: State | Callable[[], Making] | None
     """A state, or what makes one when somebody reads it; None: a fresh scheduler's."""
     records: list[Record] = field(default_factory=list[Record])
     weight: int = 0
@@ -111,14 +114,29 @@ class Segment:
     def state(self) -> State | None:
         """The state it begins with; None for a fresh scheduler."""
         if callable(self.start):
-            self.start = self.start()
+            self.start = made(self.start())
         return self.start
+
+    def making(self) -> Generator[None, None, State | None]:
+        """As ``state``, made a little with each step, for the caller alone."""
+        if callable(self.start):
+            return (yield from self.start())
+        return self.start
+
+
+def made(making: Making) -> State:
+    """The state, all at once."""
+    while True:
+        try:
+            next(making)
+        except StopIteration as end:
+            return end.value
 
 
 class Snapshot(Protocol):
     """A scheduler's state, taken, and not yet made into what can be written."""
 
-    def state(self) -> State:
+    def making(self) -> Making:
         """As JSON has it."""
         ...
 
@@ -149,6 +167,10 @@ class JournalSink(Protocol):
 
     def begin(self, segment: Segment) -> None:
         """A segment begins."""
+        ...
+
+    def advance(self) -> None:
+        """A pass begins: a little of what is still to be written can be."""
         ...
 
     def put(self, record: Record, tokens: NDArray[np.int32] | None) -> None:
@@ -234,7 +256,10 @@ class Journal:
 
     def turn(self, passes: int, now_s: float) -> None:
         """A pass begins, and perhaps a segment."""
-        full = self._sink is not None and self._sink.full
+        full = False
+        if self._sink is not None:
+            self._sink.advance()
+            full = self._sink.full
         taking = self._taking
         if taking is None and (full or self.segments[-1].weight >= self._half):
             assert self._take is not None
@@ -249,11 +274,12 @@ class Journal:
         assert self._origin is not None
         in_flight = list(self._in_flight)
 
-        def state() -> State:
+        def making() -> Making:
+            state = yield from snapshot.making()
             flights = [[slots.tolist(), chunks] for slots, chunks in in_flight]
-            return {**snapshot.state(), "in_flight": flights}
+            return {**state, "in_flight": flights}
 
-        self._begin(Segment(self._origin, passes, state))
+        self._begin(Segment(self._origin, passes, making))
 
     def planned(
         self, plan: PassPlan, ops: Many[MemoryOp], residents: Residents, now_s: float

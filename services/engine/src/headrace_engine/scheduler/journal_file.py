@@ -6,7 +6,7 @@ Never    runs what it reads; believes a file that is cut, changed or of another 
 Rules    journal.refuses-what-is-not-whole, journal.bounded
 Next     headrace_engine.scheduler.journal_replay
 
-A segment: ``{"headrace_journal": 2, ...}``, then one array a record, then ``["z", records, digest]``
+A segment: ``{"headrace_journal": 3, ...}``, then one array a record, then ``["z", records, digest]``
 with the BLAKE2b of every line of the segment before it.
 """
 
@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import os
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, fields
 from hashlib import blake2b
@@ -31,6 +32,9 @@ from headrace_engine.scheduler.journal import Arrival, Journal, Origin, Record, 
 from headrace_engine.scheduler.settings import SchedulerSettings
 
 VERSION: Final = 3
+_PART: Final = 50
+_PART_BYTES: Final = 8192
+"""Written in one pass, and a part more, of a first line and of what waits for it: some 100 us."""
 _EVENTS: Final = {"a": 3, "e": 6, "x": 3, "r": 2, "p": 5, "d": 2, "c": 2, "k": 2, "l": 2, "s": 2}
 """Kinds of records, and how many elements each has at least."""
 
@@ -44,18 +48,22 @@ def write_journal(journal: Journal, path: Path) -> None:
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     with _create(fresh) as file:
         for segment in journal.segments:
-            writer = _SegmentWriter(file, segment)
+            writer = _SegmentWriter(file)
+            for _ in writer.head(segment):
+                pass
             for record in segment.records:
-                writer.put(record, None)
-            writer.close()
+                writer.put(_line(record, None))
+            writer.end()
     fresh.replace(path)
 
 
 class JournalFile:
     """A sink: every record as it happens, with token ids. Two files of half the size each.
 
-    ``path`` has the newest segment, ``path.1`` the one before it. A disk that fails ends the
-    file, not the engine: ``error`` then says why.
+    ``path`` has the newest segment, ``path.1`` the one before it. The next segment's first line takes
+    many passes to write; until it stands, in ``path.next``, records go on in the segment before, so
+    that ``path`` is one that can be replayed all the time. A disk that fails ends the file, not the
+    engine: ``error`` then says why.
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
@@ -63,25 +71,47 @@ class JournalFile:
         path.open("a").close()
         self._path = path
         self._half = limit_bytes // 2
-        self._file: IO[str] | None = None
         self._writer: _SegmentWriter | None = None
+        self._next: _NextWriter | None = None
         self.error: OSError | None = None
 
     @property
     def full(self) -> bool:
         """Whether a new segment should begin."""
-        return self._writer is not None and self._writer.record_bytes >= self._half
+        if self._writer is None or self._next is not None:
+            return False
+        return self._writer.record_bytes >= self._half
 
     def begin(self, segment: Segment) -> None:
-        """Closes the file of the segment before, keeps it, and begins another."""
-        self.close()
-        if self.error is not None:
+        """The first segment's file, or the next one's, is begun.
+
+        One that comes before the next one's first line stands is left out: records go on in both.
+        """
+        if self.error is not None or self._next is not None:
             return
         try:
+            if self._writer is not None:
+                self._next = _NextWriter(self._path_with("next"), segment)
+                return
             if self._path.exists() and self._path.stat().st_size:
-                self._path.replace(self._path.with_name(f"{self._path.name}.1"))
-            self._file = _create(self._path)
-            self._writer = _SegmentWriter(self._file, segment)
+                self._path.replace(self._path_with("1"))
+            self._writer = _SegmentWriter(_create(self._path))
+            for _ in self._writer.head(segment):
+                pass
+        except OSError as error:
+            self._give_up(error)
+
+    def advance(self) -> None:
+        """Writes a little of the next segment's first line. Once it stands, that is the newest file."""
+        if self._next is None or self._writer is None:
+            return
+        try:
+            if self._next.advance():
+                self._writer.end()
+                self._writer.file.close()
+                self._path.replace(self._path_with("1"))
+                self._next.path.replace(self._path)
+                self._writer, self._next = self._next, None
         except OSError as error:
             self._give_up(error)
 
@@ -89,38 +119,56 @@ class JournalFile:
         """Writes a record."""
         if self._writer is None:
             return
+        line = _line(record, tokens)
         try:
-            self._writer.put(record, tokens)
+            self._writer.put(line)
+            if self._next is not None:
+                self._next.put(line)
         except OSError as error:
             self._give_up(error)
 
     def close(self) -> None:
         """Makes the file whole. Nothing may follow but ``begin``."""
-        if self._file is None or self._writer is None:
+        if self._writer is None:
             return
         try:
-            self._writer.close()
-            self._file.close()
+            self._writer.end()
+            self._writer.file.close()
+            self._drop_next()
         except OSError as error:
             self._give_up(error)
-        self._file = self._writer = None
+        self._writer = None
+
+    def _path_with(self, suffix: str) -> Path:
+        return self._path.with_name(f"{self._path.name}.{suffix}")
+
+    def _drop_next(self) -> None:
+        if self._next is not None:
+            self._next.drop()
+            self._next = None
 
     def _give_up(self, error: OSError) -> None:
         self.error = error
-        if self._file is not None:
+        with suppress(OSError):
+            self._drop_next()
+        if self._writer is not None:
             with suppress(OSError):
-                self._file.close()
-        self._file = self._writer = None
+                self._writer.file.close()
+        self._writer = self._next = None
 
 
 class _SegmentWriter:
-    def __init__(self, file: IO[str], segment: Segment) -> None:
-        self._file = file
+    def __init__(self, file: IO[str]) -> None:
+        self.file = file
         self._digest = blake2b(digest_size=16)
         self._records = 0
         self.record_bytes = 0
         """Written since the segment's first line."""
+
+    def head(self, segment: Segment) -> Iterator[None]:
+        """Writes the first line, a little with each step."""
         origin = segment.origin
+        state = yield from segment.making()
         head: dict[str, Any] = {
             "headrace_journal": VERSION,
             "settings": asdict(origin.settings),
@@ -129,27 +177,61 @@ class _SegmentWriter:
             "kv_dtype": origin.kv_dtype,
             "state_parts": list(origin.state_parts),
             "passes": segment.passes,
-            "state": segment.state,
+            "state": state,
         }
-        self._line(head)
+        written = 0
+        for text in _in_parts(head):
+            written += self._write(text)
+            if written >= _PART_BYTES:
+                written = 0
+                yield
+        self._write("\n")
 
-    def put(self, record: Record, tokens: NDArray[np.int32] | None) -> None:
-        line = _encode(record)
-        if tokens is not None:
-            line.append(tokens.tolist())
-        self.record_bytes += self._line(line)
+    def put(self, line: str) -> None:
+        self.record_bytes += self._write(line)
         self._records += 1
 
-    def close(self) -> None:
-        end = json.dumps(["z", self._records, self._digest.hexdigest()])
-        self._file.write(f"{end}\n")
-        self._file.flush()
+    def end(self) -> None:
+        self.file.write(f"{_dumps(['z', self._records, self._digest.hexdigest()])}\n")
+        self.file.flush()
 
-    def _line(self, value: object) -> int:
-        text = json.dumps(value, separators=(",", ":"), allow_nan=False) + "\n"
-        self._file.write(text)
+    def _write(self, text: str) -> int:
+        self.file.write(text)
         self._digest.update(text.encode())
         return len(text)
+
+
+class _NextWriter(_SegmentWriter):
+    """Of a segment whose first line is being written: its records wait for that."""
+
+    def __init__(self, path: Path, segment: Segment) -> None:
+        super().__init__(_create(path))
+        self.path = path
+        self._head = self.head(segment)
+        self._waiting: deque[str] | None = deque()
+
+    def advance(self) -> bool:
+        """True: the first line stands, and every record that came since."""
+        for _ in self._head:
+            return False
+        assert self._waiting is not None
+        until = self.record_bytes + _PART_BYTES
+        while self._waiting and self.record_bytes < until:
+            super().put(self._waiting.popleft())
+        if self._waiting:
+            return False
+        self._waiting = None
+        return True
+
+    def put(self, line: str) -> None:
+        if self._waiting is None:
+            super().put(line)
+        else:
+            self._waiting.append(line)
+
+    def drop(self) -> None:
+        self.file.close()
+        self.path.unlink()
 
 
 def read_journal(lines: Iterable[str], *, partial: bool = False) -> list[Segment]:
@@ -207,6 +289,44 @@ def _encode(record: Record) -> list[Any]:
     if kind == "k":
         return ["k", [[number, index, key.hex()] for number, index, key in record[1]]]
     return list(record)
+
+
+def _line(record: Record, tokens: NDArray[np.int32] | None) -> str:
+    elements = _encode(record)
+    if tokens is not None:
+        elements.append(tokens.tolist())
+    return f"{_dumps(elements)}\n"
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _in_parts(value: object) -> Iterator[str]:
+    """What ``_dumps`` gives, in parts: a long list's at most ``_PART`` elements each.
+
+    What was written of such a list is taken out of it: to free all at once would take as long as a pass.
+    """
+    if isinstance(value, dict):
+        begin = "{"
+        for key, inner in cast("dict[str, object]", value).items():
+            yield f"{begin}{_dumps(key)}:"
+            yield from _in_parts(inner)
+            begin = ","
+        yield "}" if begin == "," else "{}"
+    elif isinstance(value, list):
+        yield from _list_in_parts(cast("list[object]", value))
+    else:
+        yield _dumps(value)
+
+
+def _list_in_parts(elements: list[object]) -> Iterator[str]:
+    begin = "["
+    while len(elements) > _PART:
+        yield begin + _dumps(elements[:_PART])[1:-1]
+        del elements[:_PART]
+        begin = ","
+    yield begin + _dumps(elements)[1:]
 
 
 def _parse(line: str, number: int) -> object:
