@@ -25,6 +25,8 @@ from headrace_engine.kernels.gpu.product import (
     MOST_SPLITS,
     gated_product,
     gates,
+    multiplies,
+    product,
     split_product,
     splits_of,
 )
@@ -339,8 +341,11 @@ class CudaDecoder:
         return parts
 
     def _linear(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
-        if x.shape[0] <= _GEMV_ROWS:
+        rows, (width, depth) = x.shape[0], weight.shape
+        if rows <= _GEMV_ROWS:
             gemv(x, weight, out)
+        elif multiplies(rows, width, depth, self._processors):
+            product(x, weight, out)
         else:
             torch.mm(x, weight.t(), out=out)
 

@@ -87,9 +87,10 @@ def test_a_cache_of_more_lines_than_32_bits_count_is_refused() -> None:
 
 
 def test_pieces_are_as_large_as_keeps_the_device_even() -> None:
-    assert [cut_for(rows, 8, 132).tokens for rows in (24, 32, 256)] == [512, 1024, 1024]
-    assert cut_for(32, 2, 132).tokens == 256
-    assert [cut_for(rows, 1, 132).most for rows in (17, 128)] == [32, 16]
+    assert [cut_for(rows, 8, 132).tokens for rows in (17, 32, 256)] == [512, 1024, 1024]
+    assert cut_for(17, 2, 132).tokens == 256
+    assert [cut_for(rows, 8, 132).programs for rows in (64, 128)] == [660, 528]
+    assert [cut_for(rows, 1, 132).most for rows in (17, 128)] == [64, 16]
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 4, 8])
@@ -103,5 +104,5 @@ def test_there_is_room_for_the_pieces_of_every_step(kv_heads: int, processors: i
 
 
 def test_fewer_rows_than_the_most_may_have_more_pieces() -> None:
-    assert (most_pieces(48, 1, 132), 48 * cut_for(48, 1, 132).most) == (1024, 768)
-    assert most_pieces(64, 1, 132) == 1024
+    assert (most_pieces(48, 1, 132), 48 * cut_for(48, 1, 132).most) == (1312, 768)
+    assert most_pieces(64, 1, 132) == 1312

@@ -6,10 +6,25 @@ import pytest
 import torch
 from headrace_engine.kernels.gpu import reference
 from headrace_engine.kernels.gpu.norm import residual_norm
-from headrace_engine.kernels.gpu.product import gated_product, gates, split_product, splits_of
+from headrace_engine.kernels.gpu.product import (
+    gated_product,
+    gates,
+    multiplies,
+    product,
+    split_product,
+    splits_of,
+)
 from support.gpu import DTYPES, TOLERANCE, poisoned, random, relative_error
 
 pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_product_is_the_plain_one(dtype: torch.dtype) -> None:
+    x, weight = random(19, 256, dtype=dtype), random(128, 256, dtype=dtype, seed=1)
+    out = poisoned(19, 128, dtype=dtype)
+    product(x, weight, out)
+    assert relative_error(out, reference.linear(x, weight)) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -61,4 +76,11 @@ def test_what_the_library_does_faster_is_left_to_it() -> None:
 def test_gated_products_are_for_some_rows_and_many_outputs() -> None:
     chosen = [rows for rows in (1, 2, 128, 129) if gates(rows, 14336, 4096, 132)]
     assert chosen == [2, 128]
-    assert not gates(64, 3072, 1024, 132), "48 programs leave most multiprocessors idle"
+    few = [rows for rows in (2, 64, 65) if gates(rows, 3072, 1024, 132)]
+    assert few == [2, 64], "48 programs leave most multiprocessors idle"
+
+
+def test_plain_products_are_for_few_rows_or_small_matrices() -> None:
+    assert [rows for rows in (1, 2, 64, 65) if multiplies(rows, 6144, 4096, 132)] == [2, 64]
+    assert [rows for rows in (2, 128, 129) if multiplies(rows, 4096, 1024, 132)] == [2, 128]
+    assert not multiplies(2, 28672, 4096, 132)

@@ -74,7 +74,11 @@ def cut_for(rows: int, kv_heads: int, processors: int) -> Cut:
     pieces of 1.5 times as many as there are programs take the time of twice as many."""
     programs = _PROGRAMS * processors
     waves = rows * kv_heads / programs
-    tokens = 1024 if waves > 0.45 else 512 if waves > 0.2 else 256
+    tokens = 1024 if waves > 0.3 else 512 if waves > 0.2 else 256
+    if waves <= 1.5:
+        # There may be a few more pieces than programs, which must not double the time: the first to
+        # end makes room for one more.
+        programs += processors
     most = 16
     while most < 128 and rows * kv_heads * most < programs:
         most *= 2

@@ -1,13 +1,13 @@
 """Some rows times a matrix, where that waits for memory more than for arithmetic.
 
-Two forms. ``split_product`` cuts the depth over programs and leaves partial sums, which the norm
-that follows adds up: it reads them anyway, and a launch less remains. ``gated_product`` is gate, up
-and SwiGLU in one. Operands come by the copy engine (TMA), and programs ask for their first weights
-before they wait for the kernel before. Where neither is faster than the library's product on an
-H200, ``splits_of`` and ``gates`` say so.
+Three forms. ``product`` is the plain one. ``split_product`` cuts the depth over programs and leaves
+partial sums, which the norm that follows adds up: it reads them anyway. ``gated_product`` is gate, up
+and SwiGLU in one. Operands come by the copy engine (TMA). None of them waits for the end of the kernel
+before to begin, and until that end they ask for weights, which is half of what they gain. Where one is
+slower than the library's product on an H200, ``multiplies``, ``splits_of`` and ``gates`` say so.
 
-Shapes   x[rows, depth]; weight[width, depth], parts[splits, rows, width] float32; or
-         weight[2 width, depth] (gates, then ups), out[rows, width]
+Shapes   x[rows, depth]; weight[width, depth], out[rows, width]; in parts[splits, rows, width] float32;
+         gated, with weight[2 width, depth], gates before ups
 Dtypes   x, weight and out of one float type; products and sums in float32
 Order    a program sums tile by tile; whoever reads ``parts`` adds them in order
 Twin     reference.linear, and reference.swiglu of it; relative error below 1e-2 in bfloat16
@@ -122,9 +122,17 @@ def _product(
     tl.store(out + place, total.to(out.dtype.element_ty), (row < rows)[None, :])
 
 
+def multiplies(rows: int, width: int, depth: int, processors: int) -> bool:
+    """Whether ``product`` is faster than the library's."""
+    most = MOST_ROWS if width * depth <= _SMALL else MOST_ROWS // 2
+    fits = width % _WIDTH == 0 and depth % _DEPTH == 0
+    return fits and 1 < rows <= most and width // _WIDTH <= 2 * processors
+
+
 def splits_of(rows: int, width: int, depth: int, processors: int) -> int:
     """Into how many parts the depth is cut; 0 where the library's product is the faster one."""
-    if not 1 < rows <= MOST_ROWS or width % _WIDTH or depth % _DEPTH:
+    fits = width % _WIDTH == 0 and depth % _DEPTH == 0
+    if not fits or not 1 < rows <= MOST_ROWS or width // _WIDTH > 2 * processors:
         return 0
     if MOST_ROWS // 2 < rows <= MOST_ROWS * 3 // 4 and width * depth > _SMALL:
         # Programs take rows in powers of two, the library in finer steps.
@@ -133,16 +141,23 @@ def splits_of(rows: int, width: int, depth: int, processors: int) -> int:
         steps, rest = divmod(depth, splits * _DEPTH)
         if not rest and steps >= _LEAST_STEPS and width // _WIDTH * splits <= processors:
             return splits
-    return 1 if width // _WIDTH <= 2 * processors else 0
+    return 1
 
 
 def gates(rows: int, width: int, depth: int, processors: int) -> bool:
     """Whether ``gated_product`` is faster than the library's product and SwiGLU after it.
 
-    It is not where its programs, each with all of the depth, leave multiprocessors idle.
+    It is not where many rows meet programs, each with all of the depth, that leave multiprocessors
+    idle.
     """
     fits = width % _WIDTH == 0 and depth % _GATED_DEPTH == 0
-    return fits and 1 < rows <= MOST_ROWS and width // _WIDTH >= processors
+    most = MOST_ROWS if width // _WIDTH >= processors else MOST_ROWS // 2
+    return fits and 1 < rows <= most
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """``out = x @ weight.T``."""
+    _launch(x, weight, out, splits=1, block=_WIDTH, step=_DEPTH, gated=False)
 
 
 def split_product(x: torch.Tensor, weight: torch.Tensor, parts: torch.Tensor) -> None:
