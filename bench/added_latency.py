@@ -8,7 +8,10 @@ a frame and when the gateway has it, which costs a little and tells the parts. B
 the floors: PING, and a frame's bytes by a bare XADD and XREAD between two processes. Prints a
 table, and one JSON line last.
 
-usage: added_latency.py [--streams 32] [--tokens 400] [--step-ms 20]
+With ``--turns`` two engines stand side by side, io beside one and in a process of its own at the
+other, and streams go to them in turn.
+
+usage: added_latency.py [--streams 32] [--tokens 400] [--step-ms 20] [--executor echo|cpu] [--turns N]
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -52,6 +55,11 @@ FIRST_TOKEN: Final = 1000
 """Stream s is prompted with this token + s, and echoes it: its frames name the stream. In the
 default model's vocabulary these are pieces of English, each whole."""
 PROMPT_TOKENS: Final = 32
+MODEL: Final = "SmolLM2-135M-Instruct"
+FORMS: Final = {"one": "off", "split": "on"}
+"""Models of the two engines that ``--turns`` compares, with their ``io_process``."""
+CHILD: Final = "child"
+"""First argument of an engine's process whose io has one of its own."""
 SKIP: Final = 40
 """Tokens at either end of a stream that are not measured: not all streams run then."""
 PEPPER: Final = "a pepper for the bench alone"
@@ -75,7 +83,13 @@ class Load:
     tokens: int
     """Of each stream."""
     step_s: float
-    """Seconds that a step of the executor takes."""
+    """Seconds that a step of the echo executor takes."""
+    executor: str = "echo"
+
+    @property
+    def limit_s(self) -> float:
+        """Far more than a round takes."""
+        return self.tokens * (3 * self.step_s if self.executor == "echo" else 1.0)
 
 
 @dataclass(frozen=True)
@@ -120,36 +134,58 @@ class Board:
 # engine
 
 
-def _run_engine(url: str, board: Board, ready: str, log: str) -> None:
+@contextlib.contextmanager
+def _steps_noted(board: Board) -> Generator[None]:
+    """Has the executor note the time at which a step is done, for each token that it made."""
+    from headrace_engine.executor.cpu import CpuExecutor
+    from headrace_engine.executor.echo import EchoExecutor
+    from headrace_engine.state.batch import BatchData
+
+    stream_of = np.zeros(1 << 12, np.int64)
+
+    def note(batch: BatchData) -> None:
+        for start in batch.starts:
+            stream_of[start.slot] = start.tokens[0] - FIRST_TOKEN
+        streams = stream_of[batch.slots[: batch.generating]]
+        where = (int(board.round[0]), DONE, streams, batch.sample_indices)
+        board.stamps[where] = time.monotonic_ns()
+
+    collect, submit = EchoExecutor.collect, CpuExecutor.submit
+
+    def collect_noted(self: EchoExecutor, batch: BatchData) -> None:
+        collect(self, batch)
+        note(batch)
+
+    def submit_noted(self: CpuExecutor, batch: BatchData) -> None:
+        submit(self, batch)
+        note(batch)
+
+    # each runs its batch there
+    with (
+        patch.object(EchoExecutor, "collect", collect_noted),
+        patch.object(CpuExecutor, "submit", submit_noted),
+    ):
+        yield
+
+
+def _run_child(arguments: Sequence[str]) -> None:
+    """The engine's process where io has one of its own."""
+    from headrace_engine.host import child
+
+    path, load, *descriptors = arguments
+    with _steps_noted(Board(path, Load(**json.loads(load)))):
+        child.leave(child.main(descriptors))
+
+
+def _run_engine(
+    url: str, board: Board, ready: str, log: str, model: str = MODEL, io_process: str = "off"
+) -> None:
     """The engine's process: its own program, with an executor that notes when steps are done."""
     from headrace_engine.app import EngineProcess
-    from headrace_engine.executor.echo import EchoExecutor
-    from headrace_engine.loading import LoadedModel, load_model
     from headrace_engine.settings import EngineSecrets, EngineSettings
-    from headrace_engine.state.batch import BatchData
     from headrace_kit.log import configure_logging
     from headrace_kit.process import new_loop
     from headrace_kit.settings import load
-
-    class NotingExecutor(EchoExecutor):
-        """Notes the time at the end of each step."""
-
-        def __init__(self) -> None:
-            super().__init__(49_152, step_s=board.load.step_s, context_tokens=8192)
-            self._stream_of = np.zeros(1 << 12, np.int64)
-
-        def collect(self, batch: BatchData) -> None:
-            """Runs the batch, then notes the time of each token that it made."""
-            super().collect(batch)
-            for start in batch.starts:
-                self._stream_of[start.slot] = start.tokens[0] - FIRST_TOKEN
-            streams = self._stream_of[batch.slots[: batch.generating]]
-            where = (int(board.round[0]), DONE, streams, batch.sample_indices)
-            board.stamps[where] = time.monotonic_ns()
-
-    def load_noting(settings: EngineSettings, percent: object) -> LoadedModel:
-        plain = load_model(settings, lambda _: None)
-        return LoadedModel(plain.name, NotingExecutor(), plain.tokenizer)
 
     publish = connection.RedisEngineWire.publish
 
@@ -164,7 +200,10 @@ def _run_engine(url: str, board: Board, ready: str, log: str) -> None:
     settings = load(
         EngineSettings,
         cli={
-            "executor": "echo",
+            "executor": board.load.executor,
+            "echo_step_ms": board.load.step_s * 1000,
+            "io_process": io_process,
+            "model_name": model,
             "redis_url": url,
             "http_port": 0,
             "ready_file": ready,
@@ -174,11 +213,13 @@ def _run_engine(url: str, board: Board, ready: str, log: str) -> None:
         },
     )
     configure_logging(service="engine", level="info")
+    command = (__file__, CHILD, board.path, json.dumps(asdict(board.load)))
     with (
+        _steps_noted(board),
         patch.object(connection.RedisEngineWire, "publish", noting),
         asyncio.Runner(loop_factory=new_loop) as runner,
     ):
-        runner.run(EngineProcess(settings, EngineSecrets(), load=load_noting).run())
+        runner.run(EngineProcess(settings, EngineSecrets(), command=command).run())
 
 
 # gateway
@@ -215,7 +256,9 @@ def _redirect(log: str) -> None:
 # client
 
 
-def _run_client(port: int, key: str, load: Load, result: str, eager: bool) -> None:
+def _run_client(
+    port: int, key: str, load: Load, result: str, eager: bool, model: str = MODEL
+) -> None:
     """The client's process: opens every stream, notes when bytes come, reads them afterwards.
 
     It looks up every few milliseconds only, and takes the kernel's word for when bytes came, so
@@ -227,7 +270,7 @@ def _run_client(port: int, key: str, load: Load, result: str, eager: bool) -> No
         tcp = socket.create_connection(("127.0.0.1", port))
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tcp.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        tcp.sendall(_request(stream, key, load))
+        tcp.sendall(_request(stream, key, load, model))
         heard.append([])
         waiting.register(tcp, selectors.EVENT_READ, heard[-1])
     ahead = time.clock_gettime_ns(time.CLOCK_REALTIME) - time.monotonic_ns()
@@ -249,10 +292,11 @@ def _run_client(port: int, key: str, load: Load, result: str, eager: bool) -> No
     np.save(result, np.stack([_arrivals(pieces, load.tokens) for pieces in heard]))
 
 
-def _request(stream: int, key: str, load: Load) -> bytes:
+def _request(stream: int, key: str, load: Load, model: str) -> bytes:
     body = json.dumps(
         {
-            "model": "SmolLM2-135M-Instruct",
+            "model": model,
+            "temperature": 0,
             "prompt": [FIRST_TOKEN + stream] * PROMPT_TOKENS,
             "max_tokens": load.tokens,
             "ignore_eos": True,
@@ -363,26 +407,32 @@ class Stack:
 
 
 @contextlib.contextmanager
-def served(server: RedisServer, load: Load, folder: str) -> Generator[Stack]:
-    """Engine and gateway, ready; ended with the block."""
+def served(
+    server: RedisServer, load: Load, folder: str, forms: Mapping[str, str]
+) -> Generator[Stack]:
+    """Engines, by model with their ``io_process``, and a gateway, ready; ended with the block."""
     spawn = multiprocessing.get_context("spawn")
     board = Board.create(folder, load)
     key = asyncio.run(_make_key(server.url))
+    engines = {"engine" if model == MODEL else model: (model, io) for model, io in forms.items()}
     processes = {
         name: spawn.Process(
             target=run,
-            args=(server.url, board, f"{folder}/{name}.json", f"{folder}/{name}.log"),
-            daemon=True,
+            args=(server.url, board, f"{folder}/{name}.json", f"{folder}/{name}.log", *more),
+            daemon=not more,  # one with a process of its own may be no daemon
         )
-        for name, run in (("engine", _run_engine), ("gateway", _run_gateway))
+        for name, run, more in (
+            *((name, _run_engine, more) for name, more in engines.items()),
+            ("gateway", _run_gateway, ()),
+        )
     }
     for process in processes.values():
         process.start()
     try:
         ports = [_wait(folder, name, process) for name, process in processes.items()]
         pids = {name: process.pid or 0 for name, process in processes.items()}
-        _wait_serving(ports[1])
-        yield Stack(board, folder, ports[1], key, {"server": server.pid, **pids})
+        _wait_serving(ports[-1])
+        yield Stack(board, folder, ports[-1], key, {"server": server.pid, **pids})
     finally:
         for process in reversed(processes.values()):
             process.terminate()
@@ -429,25 +479,29 @@ class Round:
     parts: Mapping[str, NDArray[np.float64]]
     cpu_us: Mapping[str, float]
     """CPU time of each process, microseconds per step."""
+    step_s: float
+    """From the end of one step to that of the next, at the median."""
     together: float
     """Share of tokens that came with another token of their stream in one event."""
 
 
-def run_round(stack: Stack, number: int) -> Round:
+def run_round(stack: Stack, number: int, model: str = MODEL) -> Round:
     """Runs every stream once, in a client process, and reads the board."""
     board, load = stack.board, stack.board.load
+    board.stamps[number] = 0
     board.round[0] = number
     before = {name: _cpu_s(pid) for name, pid in stack.pids.items()}
     result = f"{stack.folder}/client-{number}.npy"
     client = multiprocessing.get_context("spawn").Process(
-        target=_run_client, args=(stack.port, stack.key, load, result, number == EAGER), daemon=True
+        target=_run_client,
+        args=(stack.port, stack.key, load, result, number == EAGER, model),
+        daemon=True,
     )
     client.start()
-    client.join(LIMIT_S)
+    client.join(LIMIT_S + load.limit_s)
     if client.exitcode != 0:
-        raise SystemExit(
-            f"the client failed\n{Path(stack.folder, 'gateway.log').read_text()[-2000:]}"
-        )
+        logs = "".join(path.read_text()[-2000:] for path in Path(stack.folder).glob("*.log"))
+        raise SystemExit(f"the client failed\n{logs}")
     cpu_us = {
         name: (_cpu_s(pid) - before[name]) / load.tokens * 1e6 for name, pid in stack.pids.items()
     }
@@ -464,7 +518,8 @@ def run_round(stack: Stack, number: int) -> Round:
             "gateway": (arrived - read) / 1e9,
         }
     together = 1 - np.count_nonzero(np.diff(arrived)) / max(arrived[:, 1:].size, 1)
-    return Round((arrived - done) / 1e9, parts, cpu_us, together)
+    step_s = float(np.median(np.diff(done))) / 1e9
+    return Round((arrived - done) / 1e9, parts, cpu_us, step_s, together)
 
 
 def _cpu_s(pid: int) -> float:
@@ -478,19 +533,70 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=400, help="of each stream")
-    parser.add_argument("--step-ms", type=float, default=20.0)
+    parser.add_argument("--step-ms", type=float, default=20.0, help="of the echo executor")
+    parser.add_argument("--executor", choices=("echo", "cpu"), default="echo")
+    parser.add_argument("--turns", type=int, default=0, help="of each form of io")
     arguments = parser.parse_args()
-    load = Load(arguments.streams, arguments.tokens, arguments.step_ms / 1000)
+    load = Load(arguments.streams, arguments.tokens, arguments.step_ms / 1000, arguments.executor)
+    if load.executor != "echo" and not arguments.turns:
+        parser.error("the parts of a token's way are told of the echo executor alone: give --turns")
     if load.tokens <= 2 * SKIP or load.streams < 1:
         parser.error(f"--tokens must be above {2 * SKIP}, --streams above 0")
     signal.signal(signal.SIGALRM, _too_long)
-    signal.alarm(LIMIT_S + round(3 * load.tokens * load.step_s))
+    signal.alarm(LIMIT_S + max(3, 2 + 2 * arguments.turns) * round(load.limit_s))
+    if arguments.turns:
+        _compare(load, arguments.turns)
+    else:
+        _measure(load)
+
+
+def _measure(load: Load) -> None:
+    """One stack, with the parts of a token's way."""
     busy = os.getloadavg()[0]
     with redis_server() as server, tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         floors = {"ping": ping_floor(server), "xadd_xread": stream_floor(server, load)}
-        with served(server, load, folder) as stack:
+        with served(server, load, folder, {MODEL: "off"}) as stack:
             rounds = [run_round(stack, number) for number in (PLAIN, NOTED, EAGER)]
     _report(load, floors, rounds, busy)
+
+
+def _compare(load: Load, turns: int) -> None:
+    """Both forms of io in turn; the first turn of each warms up."""
+    busy = os.getloadavg()[0]
+    rounds: dict[str, list[Round]] = {name: [] for name in FORMS}
+    with redis_server() as server, tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        with served(server, load, folder, FORMS) as stack:
+            for turn in range(turns + 1):
+                for name in list(FORMS)[:: 1 if turn % 2 else -1]:
+                    found = run_round(stack, PLAIN, name)
+                    rounds[name] += [found] if turn else []
+    print(f"{load.streams} streams, {load.tokens} tokens each, executor {load.executor}")
+    told: dict[str, dict[str, float]] = {}
+    for name, found in rounds.items():
+        added = _percentiles(np.concatenate([each.added.ravel() for each in found]).tolist())
+        step = statistics.median(each.step_s for each in found) * 1000
+        told[name] = {**{f"added_{key}_ms": round(v, 3) for key, v in added.items()}}
+        told[name]["step_ms"] = round(step, 3)
+        medians = [float(np.median(each.added)) * 1000 for each in found]
+        print(
+            f"  {name:6} added ms "
+            + "  ".join(f"{key} {value:7.3f}" for key, value in added.items())
+            + f"  turns {min(medians):.3f} to {max(medians):.3f}; a step {step:.3f} ms"
+        )
+    print(f"  load average at start {busy:.1f} on {os.cpu_count()} cores")
+    print(
+        json.dumps(
+            {
+                "bench": "added_latency_forms",
+                "commit": _commit(),
+                "device": f"{platform.machine()} {platform.system()}, {os.cpu_count()} cores",
+                "load_average": round(busy, 1),
+                **asdict(load),
+                "turns": turns,
+                **told,
+            }
+        )
+    )
 
 
 def _too_long(number: int, frame: object) -> None:
@@ -559,4 +665,7 @@ def _commit() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == [CHILD]:
+        _run_child(sys.argv[2:])
+    else:
+        main()

@@ -20,6 +20,8 @@ START_S: Final = 100.0
 STOP_S: Final = 30.0
 STACK_VARIABLE: Final = "HEADRACE_TEST_STACK"
 """Names a file that describes a stack which runs already, for tests to use instead of their own."""
+IO_VARIABLE: Final = "HEADRACE_TEST_IO_PROCESS"
+"""``on``: engines of the stacks that tests start have their io in a process of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ def served_stack(
             command,
             stdout=sink,
             stderr=subprocess.STDOUT,
-            env=clean_environ() | dict(environ or {}),
+            env=clean_environ() | _wanted() | dict(environ or {}),
             start_new_session=True,
         )
     try:
@@ -142,6 +144,11 @@ def served_stack(
         yield _describe(process.pid, state_dir, output)
     finally:
         stop(process)
+
+
+def _wanted() -> dict[str, str]:
+    wish = os.environ.get(IO_VARIABLE)
+    return {"HEADRACE_ENGINE_IO_PROCESS": wish} if wish else {}
 
 
 def stop(process: subprocess.Popen[bytes]) -> int:

@@ -9,7 +9,7 @@ import hmac
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, cast, get_args
+from typing import Final, Literal, TypedDict, Unpack, cast, get_args
 
 from headrace_contracts.keys import BANDS, DEFAULT_BAND
 from headrace_kit.clock import Clock
@@ -150,10 +150,16 @@ class Authenticator:
         return fresh
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much a key may ask for; None: no limit."""
+class KeyTerms(TypedDict, total=False):
+    """What a key may do. What is left out: the default tenant's, inference with every model, the
+    usual band, for ever, without limits.
+    """
 
+    tenant: str
+    scopes: Sequence[str]
+    models: Sequence[str]
+    band: int
+    expires_ms: int | None
     max_concurrency: int | None
     requests_per_minute: int | None
     tokens_per_minute: int | None
@@ -180,50 +186,15 @@ class KeyStore:
             raise ValueError("the pepper of that deployment is needed")
         return self._secret
 
-    async def create(
-        self,
-        *,
-        name: str,
-        tenant: str = "default",
-        scopes: Sequence[str] = ("inference",),
-        models: Sequence[str] = (),
-        band: int = DEFAULT_BAND,
-        expires_ms: int | None = None,
-        max_concurrency: int | None = None,
-        requests_per_minute: int | None = None,
-        tokens_per_minute: int | None = None,
-    ) -> tuple[str, ApiKey]:
+    async def create(self, *, name: str, **terms: Unpack[KeyTerms]) -> tuple[str, ApiKey]:
         """Makes a key. Its text is returned here, and is nowhere to be had again.
 
         Raises ``ValueError`` for what makes no sense.
         """
         text, token = tokens.make_token()
-        key = await self._put(
-            token,
-            name,
-            tenant,
-            scopes,
-            models,
-            band,
-            expires_ms,
-            Limits(max_concurrency, requests_per_minute, tokens_per_minute),
-        )
-        return text, key
+        return text, await self._put(token, name, terms)
 
-    async def adopt(
-        self,
-        token: str,
-        *,
-        name: str,
-        tenant: str = "default",
-        scopes: Sequence[str] = ("inference",),
-        models: Sequence[str] = (),
-        band: int = DEFAULT_BAND,
-        expires_ms: int | None = None,
-        max_concurrency: int | None = None,
-        requests_per_minute: int | None = None,
-        tokens_per_minute: int | None = None,
-    ) -> ApiKey:
+    async def adopt(self, token: str, *, name: str, **terms: Unpack[KeyTerms]) -> ApiKey:
         """Takes a key that its owner chose. Again with the same one: the same key, renewed.
 
         Raises ``ValueError`` for one that is too short or is not printable ASCII.
@@ -233,16 +204,7 @@ class KeyStore:
         if parsed is None:
             fault = tokens.check_adopted(text) or "its checksum is wrong"
             raise ValueError(f"this API key cannot be used: {fault}")
-        return await self._put(
-            parsed,
-            name,
-            tenant,
-            scopes,
-            models,
-            band,
-            expires_ms,
-            Limits(max_concurrency, requests_per_minute, tokens_per_minute),
-        )
+        return await self._put(parsed, name, terms)
 
     async def adopt_unless_known(
         self, token: str, *, name: str, scopes: Sequence[str] = ("inference",)
@@ -314,32 +276,22 @@ class KeyStore:
         except RecordRejected as error:
             raise ValueError(str(error)) from error
 
-    async def _put(
-        self,
-        token: tokens.Token,
-        name: str,
-        tenant: str,
-        scopes: Sequence[str],
-        models: Sequence[str],
-        band: int,
-        expires_ms: int | None,
-        limits: Limits,
-    ) -> ApiKey:
+    async def _put(self, token: tokens.Token, name: str, terms: KeyTerms) -> ApiKey:
         now_ms = self._clock.wall_ms()
         key = ApiKey(
             public_id=token.public_id,
             digest=tokens.digest(token, self._pepper),
             name=name,
-            tenant=tenant,
-            scopes=frozenset(scopes),
-            models=frozenset(models),
+            tenant=terms.get("tenant", "default"),
+            scopes=frozenset(terms.get("scopes", ("inference",))),
+            models=frozenset(terms.get("models", ())),
             created_ms=now_ms,
-            expires_ms=expires_ms,
+            expires_ms=terms.get("expires_ms"),
             revoked_ms=None,
-            band=band,
-            max_concurrency=limits.max_concurrency,
-            requests_per_minute=limits.requests_per_minute,
-            tokens_per_minute=limits.tokens_per_minute,
+            band=terms.get("band", DEFAULT_BAND),
+            max_concurrency=terms.get("max_concurrency"),
+            requests_per_minute=terms.get("requests_per_minute"),
+            tokens_per_minute=terms.get("tokens_per_minute"),
         )
         _check(key, now_ms)
         await self._write(key)
