@@ -50,7 +50,7 @@ class SortedBlocks:
             slot.stamp = Stamp(stamp)
             slot.listed = True
         self._clock = stamp
-        self._slots |= dict.fromkeys(slots)
+        self._slots.update(dict.fromkeys(slots))
 
     def remove(self, slot: CacheBlock) -> None:
         """Takes it out: it is held again, or loses its memory."""

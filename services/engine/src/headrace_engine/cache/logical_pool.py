@@ -70,11 +70,13 @@ class LogicalBlockPool:
     def extend(self, holder: SequenceBlocks) -> LogicalBlock:
         """Appends a new private block without memory."""
         size = self.block_tokens
-        block = LogicalBlock(len(holder.blocks) * size, size, holders={holder: None})
-        block.refs, block.maker = 1, holder.number
+        blocks = holder.blocks
+        block = LogicalBlock(
+            len(blocks) * size, size, refs=1, holders={holder: None}, maker=holder.number
+        )
         block.slot = CacheBlock(self.block_type, block)
         self.alive += 1
-        holder.blocks.append(block)
+        blocks.append(block)
         return block
 
     def share(self, holder: SequenceBlocks, block: LogicalBlock) -> None:
@@ -83,19 +85,21 @@ class LogicalBlockPool:
 
     def share_run(self, holder: SequenceBlocks, run: list[LogicalBlock]) -> None:
         """Appends indexed blocks that the trie found, each the parent of the next."""
-        chain, named, listed = holder.chain, self.named, self.slots.sorted
+        if not run:
+            return
+        assert run[0].parent is holder.chain
         for block in run:
-            assert block.indexed
-            assert block.parent is chain
             block.refs += 1
             holders = block.holders
-            if not holders and block.slot is not None and block.slot.listed:
-                listed.remove(block.slot)
+            if not holders and (slot := block.slot) is not None and slot.listed:
+                self.slots.sorted.remove(slot)
             holders[holder] = None
-            if named is not None and block.key is not None:
-                named.append((holder.number, block.offset // self.block_tokens, block.key))
-            chain = block
-        holder.chain = chain
+        if self.named is not None:
+            first = len(holder.blocks)
+            for index, block in enumerate(run, first):
+                assert block.key is not None
+                self.named.append((holder.number, index, block.key))
+        holder.chain = run[-1]
         holder.chained += len(run)
         holder.blocks += run
 
@@ -245,12 +249,12 @@ class LogicalBlockPool:
 
     def pin(self, block: LogicalBlock, allocation: Allocation) -> None:
         """Memory arrives behind a held block, or behind a state that is being published."""
-        slot = block.slot
+        slot, holders = block.slot, block.holders
         assert slot is not None
-        assert block.holders or not block.capacity, "memory for a block that nobody holds"
+        assert holders or not block.capacity, "memory for a block that nobody holds"
         self.slots.attach(slot, allocation)
         block.refs += 1
-        for holder in block.holders:
+        for holder in holders:
             holder.changed = True
 
     def unpin(self, block: LogicalBlock) -> Allocation:

@@ -9,7 +9,8 @@ Next     headrace_engine.scheduler.grant
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -63,10 +64,15 @@ def plan_resume(
     block is known. Blocks in ``lost`` count as without memory: this pass has taken theirs.
     At least the last known token is always computed, since its logits are wanted.
     """
-    size = holder.blocks[0].capacity
+    blocks = holder.blocks
+    size = blocks[0].capacity
     upper = known - 1
-    resume = store_from = first_block * size
-    for block in holder.blocks[first_block:]:
+    # Most are whole: indexed, valid, and so with memory.
+    whole = _leading(_valid, blocks, first_block, holder.chained)
+    if lost:
+        whole = next((i for i in range(first_block, whole) if blocks[i] in lost), whole)
+    resume = store_from = whole * size
+    for block in blocks[whole:]:
         if not block.valid or block in lost:
             break
         extent = size if block.indexed else min(max(filled - block.offset, 0), size)
@@ -78,13 +84,26 @@ def plan_resume(
     needed = -(-known // size)
     lacking = [
         b
-        for b in holder.blocks[:needed]
+        for b in blocks[0 if first_block else whole : needed]
         if (held := b.slot) is None or held.allocation is None or b in lost
     ]
     frontier = holder.frontier
     if frontier is not None and (not frontier.allocated or frontier in lost):
         lacking.insert(0, frontier)
     return ResumePlan(min(resume, upper), store_from, tuple(lacking))
+
+
+_valid = attrgetter("valid")
+
+
+def _leading(
+    holds: Callable[[LogicalBlock], bool], blocks: list[LogicalBlock], first: int, end: int
+) -> int:
+    """Index of the first block from ``first`` on for which it does not hold, at most ``end``."""
+    if first >= end:
+        return first
+    answers = list(map(holds, blocks[first:end]))
+    return first + answers.index(False) if False in answers else end
 
 
 def resume_ways(

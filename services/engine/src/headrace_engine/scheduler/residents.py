@@ -10,6 +10,8 @@ Next     headrace_engine.scheduler.commit
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,10 @@ from headrace_engine.scheduler.publish import (
 from headrace_engine.scheduler.reasons import Reason, ReasonBook
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.state.sequence import Sequence, SequenceColumns, Status
+
+
+_addresses = attrgetter("slot.allocation.addresses")
+"""Of a block with memory. One, as a block is a simple object."""
 
 
 @dataclass(slots=True)
@@ -185,13 +191,14 @@ class Residents:
         self.prefilling[sequence.number] = sequence
         columns = self.columns
         columns.enter(slot, sequence)
-        blocks = self.holders[sequence.number].blocks
-        addresses = [
-            allocation.addresses[0]
-            for b in blocks
-            if (held := b.slot) is not None and (allocation := held.allocation) is not None
-        ]
-        columns.capacity[slot] = len(addresses) * self._settings.block_tokens
+        size, blocks = self._settings.block_tokens, self.holders[sequence.number].blocks
+        # What is known has memory; behind that may be a block that could not get any before.
+        needed = -(-sequence.length // size)
+        addresses: list[int] = list(chain.from_iterable(map(_addresses, blocks[:needed])))
+        for block in blocks[needed:]:
+            if block.slot is not None and block.slot.allocation is not None:
+                addresses.append(block.slot.allocation.addresses[0])
+        columns.capacity[slot] = len(addresses) * size
         return addresses
 
     def start_decoding(self, sequence: Sequence) -> None:
@@ -210,11 +217,8 @@ class Residents:
     def at(self, slots: NDArray[np.intp]) -> list[Sequence]:
         """The sequences in these slots."""
         numbers: list[int] = slots.tolist()
-        found: list[Sequence] = []
-        for slot in numbers:
-            sequence = self.by_slot[slot]
-            assert sequence is not None, "nobody in the slot"
-            found.append(sequence)
+        found = [s for s in map(self.by_slot.__getitem__, numbers) if s is not None]
+        assert len(found) == len(numbers), "nobody in the slot"
         return found
 
     def pause(self, sequence: Sequence, now_s: float, trusted: int | None = None) -> None:
