@@ -11,6 +11,7 @@ import pytest
 import yaml
 from chartgen import images
 from containers.cache import ROOT
+from headrace_engine.settings import EngineSettings
 from support.chart import (
     CHART,
     CI_FILES,
@@ -347,6 +348,8 @@ def test_network_policies_deny_all_and_allow_who_must() -> None:
         if "podSelector" in each
     ]
     assert components == ["gateway", "engine", "test"]
+    tested = policies["rel-headrace-test"]["egress"]
+    assert [rule["ports"][0]["port"] for rule in tested] == [9100, 8000]
     loaders = [name for name in policies if name.endswith("-loader")]
     assert loaders == ["rel-headrace-chat-loader"]
     assert policies[loaders[0]]["egress"][0]["ports"] == [{"port": 443, "protocol": "TCP"}]
@@ -536,6 +539,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an autoscaler that knows no zero": (
         engine(autoscaling={"enabled": True, "minReplicas": 0}),
         r"autoscaling[./]minReplicas",
+    ),
+    "engines that can never be full": (
+        engine(autoscaling={"enabled": True}, settings={"max_batch": 8}),
+        "models.m.autoscaling.heldPerReplica is 16, .*max_batch is 8",
+    ),
+    "engines that can never be full by default": (
+        engine(autoscaling={"enabled": True, "heldPerReplica": EngineSettings().max_batch}),
+        f"max_batch is {EngineSettings().max_batch}",
     ),
     "two who scale": (
         engine(autoscaling={"enabled": True}, keda={"enabled": True}),

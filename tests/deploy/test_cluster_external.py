@@ -15,7 +15,8 @@ import pytest
 from support import hub, models, toy_tokenizers
 from support.certificates import make_certificates
 from support.chart import one, render
-from support.kubernetes import Cluster, Release
+from support.kubernetes import Cluster, Refused, Release
+from support.policies import enforced
 from support.timings import Timings
 
 pytestmark = pytest.mark.timeout(600)
@@ -53,6 +54,7 @@ VALUES: Final[dict[str, Any]] = {
         }
     },
     "tests": {"resources": SMALL},
+    "networkPolicy": {"metricsFrom": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]},
 }
 OF_SENTINEL: Final = (
     "user sentinel on >of-sentinel allchannels +multi +slaveof +ping +exec +subscribe"
@@ -192,12 +194,14 @@ def release(
         items = [*server(folders[0]), *model_hub(folders[1])]
         objects = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
         made.kubectl("create", "--filename=-", given=objects)
-        made.install()
-        timings(
-            "helm install --wait: server behind a sentinel over TLS, weights from a hub",
-            made.took_s["install"],
-        )
-        yield made
+        with enforced(cluster, NAMESPACE):
+            made.install()
+            timings(
+                "helm install --wait: server behind a sentinel over TLS, weights from a hub, "
+                "network policies held",
+                made.took_s["install"],
+            )
+            yield made
     finally:
         made.uninstall()
 
@@ -214,3 +218,44 @@ def test_the_loader_proved_every_file_before_the_engine_read_it(release: Release
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         assert name in told
     assert "SHA-256" in told
+
+
+def test_network_policies_let_through_what_must_and_nothing_else(release: Release) -> None:
+    [gateway], [engine] = release.names("gateway"), release.names("engine")
+    allowed = [
+        (gateway, "redis", 6379),
+        (gateway, "sentinel", 26379),
+        (engine, "redis", 6379),
+        (engine, "hub", 8080),
+        ("hub", "headrace", 8000),
+        ("hub", "headrace", 9000),
+    ]
+    refused = [
+        (gateway, "hub", 8080),
+        (gateway, "headrace-engines", 9100),
+        (engine, "headrace", 8000),
+        ("hub", "headrace-engines", 9100),
+    ]
+    for pod_name, host, port in allowed:
+        assert reaches(release, pod_name, host, port), f"{pod_name} does not reach {host}:{port}"
+    for pod_name, host, port in refused:
+        assert not reaches(release, pod_name, host, port), f"{pod_name} reaches {host}:{port}"
+
+
+def reaches(release: Release, pod_name: str, host: str, port: int) -> bool:
+    """Whether somebody takes a connection. That the name is known is taken for granted."""
+    script = (
+        "import socket, sys\n"
+        f"found = socket.getaddrinfo({host!r}, {port}, type=socket.SOCK_STREAM)\n"
+        "try:\n"
+        "    socket.create_connection(found[0][4], timeout=3).close()\n"
+        "except OSError as error:\n"
+        "    sys.exit(f'no way: {error}')\n"
+    )
+    try:
+        release.kubectl("exec", pod_name, "--", "python3", "-c", script)
+    except Refused as error:
+        if "no way: " not in str(error):
+            raise
+        return False
+    return True

@@ -13,4 +13,4 @@ RUN apt-get -o Acquire::Retries=5 update -qq \
 USER 10001
 EXPOSE 4317 4318
 ENTRYPOINT ["/otelcol"]
-CMD ["--config", "/etc/otelcol/config.yaml"]
+CMD ["--config=/etc/otelcol/config.yaml"]
