@@ -5,6 +5,7 @@ Interpreted it runs without graphs and in float32; everything else is the same c
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from headrace_engine.executor import cuda_sharing
 from headrace_engine.executor.base import ExecutorLimits
 from headrace_engine.executor.cpu import CpuExecutor
 from headrace_engine.executor.cuda import CudaExecutor
+from headrace_engine.model import cuda_decoder
 from headrace_engine.model.cuda_decoder import FRESH_TOKENS
 from headrace_engine.state.batch import BatchData, BatchOutput, ResolvedCopy
 from support.decoding import Driver, Run
 from support.gpu import DEVICE, ON_GPU
 from support.models import save, tiny_model
+from torch.profiler import ProfilerActivity, profile, record_function
 
 pytestmark = pytest.mark.torch
 
@@ -87,7 +90,11 @@ def scenario(driver: Driver) -> tuple[list[list[int]], BatchOutput]:
     return out, mixed
 
 
-def test_tokens_and_logprobs_are_those_of_the_cpu(folder: Path) -> None:
+def test_tokens_and_logprobs_are_those_of_the_cpu(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not ON_GPU:  # so that also steps of few tokens go the way of many
+        monkeypatch.setattr(cuda_decoder, "ADDED_ROWS", 32)
     ours, theirs = cuda(folder), cpu(folder)
     tokens, output = scenario(ours)
     expected, reference = scenario(theirs)
@@ -193,18 +200,55 @@ def test_bfloat16_stays_near_float32_when_teacher_forced(tmp_path: Path) -> None
     np.testing.assert_allclose(a.top_logprobs[0], b.top_logprobs[0], atol=0.15)
 
 
-@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
-def test_a_step_neither_synchronizes_nor_allocates(tmp_path: Path) -> None:
+def test_a_file_with_another_digest_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    with pytest.raises(ModelRejected, match="SHA-256"):
+        CudaExecutor.load(str(path), device=DEVICE, sha256="0" * 64)
+
+
+def kinds_of_steps(driver: Driver) -> list[list[Run]]:
     """A decode step, a prompt that begins, and both in one."""
-    driver = cuda(save(tiny_model("llama"), tmp_path), torch.bfloat16)
-    scenario(driver)
-    steps = [
+    return [
         [Run(1, 20, None, 9), Run(0, 50, None, 9)],
         [Run(3, 0, PROMPTS[1], 0, driver.start(3, PROMPTS[1]))],
         [Run(0, 51, None, 10), Run(2, 0, PROMPTS[2], 0, driver.start(2, PROMPTS[2]))],
     ]
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
+def test_no_step_calls_what_waits_for_the_device_or_takes_memory_of_it(tmp_path: Path) -> None:
+    driver = cuda(save(tiny_model("llama"), tmp_path), torch.bfloat16)
+    scenario(driver)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+        for rows in kinds_of_steps(driver):
+            batch = driver.batch(rows)
+            with record_function("submit"):
+                driver.executor.submit(batch)
+            driver.executor.collect(batch)
+    events: list[Any] = list(trace.events() or [])
+    spans = [event.time_range for event in events if event.name == "submit"]
+    called = Counter(
+        event.name
+        for event in events
+        if event.name.startswith("cu")
+        and any(span.start <= event.time_range.start <= span.end for span in spans)
+    )
+    assert called["cudaGraphLaunch"] == 3  # each of them is one graph, and the trace shows calls
+    waits = {
+        name for name in called if "Synchronize" in name or name in ("cudaMemcpy", "cudaMemset")
+    }
+    takes = {name for name in called if "Malloc" in name or "HostAlloc" in name or "Free" in name}
+    loads = {name for name in called if "ModuleLoad" in name or "LibraryLoad" in name}
+    assert not waits | takes | loads
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
+def test_a_step_neither_synchronizes_nor_allocates(tmp_path: Path) -> None:
+    driver = cuda(save(tiny_model("llama"), tmp_path), torch.bfloat16)
+    scenario(driver)
     before = torch.cuda.memory_reserved()
-    for rows in steps:
+    for rows in kinds_of_steps(driver):
         batch = driver.batch(rows)
         torch.cuda.set_sync_debug_mode("error")
         try:

@@ -548,6 +548,51 @@ def test_weights_of_another_kind_are_refused_and_the_old_ones_serve(
     assert complete(engine).usage.cached_tokens > 0
 
 
+def test_old_weights_are_gone_when_the_new_cache_is_sized(
+    engine: Engine, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete(engine)
+    held: list[int] = []
+
+    def block_bytes(device: Device, block_tokens: int) -> int:
+        held.append(len(shelf.alive))
+        return EchoExecutor.block_bytes(device, block_tokens)
+
+    monkeypatch.setattr(Device, "block_bytes", block_bytes, raising=False)
+
+    engine.update_params("second")
+
+    assert set(held) == {1}
+
+
+def test_new_weights_that_cannot_start_are_told_of_and_wake_later(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(device: Device, block_tokens: int) -> int:
+        raise ModelRejected("no memory is left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Device, "block_bytes", refuses, raising=False)
+        with pytest.raises(ModelRejected, match="no memory is left"):
+            engine.update_params("second")
+        with pytest.raises(EngineAsleep, match=r"could not start \(no memory is left\)"):
+            engine.start([1], Sampling(1))
+
+    engine.wakeup()
+    assert engine.shape.weights_version == "second"
+    complete(engine)
+
+
+def test_what_wakes_is_of_the_kind_that_slept(engine: Engine) -> None:
+    engine.sleep(2)
+    engine.update_params("wider")
+    with pytest.raises(ModelRejected, match="wider: vocabulary is 1001; the engine runs 1000"):
+        engine.wakeup()
+    engine.update_params("second")
+    engine.wakeup()
+    complete(engine)
+
+
 def test_sleeping_weights_are_replaced_at_wake(engine: Engine) -> None:
     engine.sleep(2)
 

@@ -217,7 +217,9 @@ class Engine:
         with self._control:
             state = self._checked_open()
             if state.model is None and "weights" in tags:
-                state = replace(state, model=self._load(self._settings, _no_progress))
+                loaded = self._load(self._settings, _no_progress)
+                _check_alike(self._settings.model, self.shape, loaded.executor.shape)
+                state = replace(state, model=loaded)
                 self._state.put(state)
             if state.running is None and "kv_cache" in tags:
                 if state.model is None:
@@ -232,7 +234,8 @@ class Engine:
         with old weights can be found. While the weights are asleep only the path is noted; it
         is read at ``wakeup``, and the version returned is that of before.
 
-        Raises ``ModelRejected``, after which the old weights still serve.
+        Raises ``ModelRejected``, after which the old weights still serve; or, where the new ones
+        were read but could not start, nothing does, as refusals say: wake it or update again.
         """
         with self._control:
             state = self._checked_open()
@@ -253,7 +256,15 @@ class Engine:
             self._finish(state, _State(None, loaded, refusal))
             self._shape.put(loaded.executor.shape)
             if state.running is not None:
-                self._run(loaded)
+                # The old weights go before memory is measured for the new cache.
+                del state
+                gc.collect()
+                try:
+                    self._run(loaded)
+                except Exception as error:
+                    said = f"new weights were read and could not start ({error}): wake it, or update it"
+                    self._state.put(_State(None, loaded, said))
+                    raise
             return loaded.executor.shape.weights_version
 
     def close(self) -> None:

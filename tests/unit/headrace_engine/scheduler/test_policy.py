@@ -50,17 +50,32 @@ def test_a_chunk_ends_at_a_block_or_at_the_contexts_end(
         assert end > begin, "a whole block of budget always makes progress"
 
 
-@given(budget=st.integers(0, 500), contenders=st.integers(0, 9), block=st.integers(1, 64))
+@given(
+    budget=st.integers(0, 500),
+    spent=st.integers(0, 500),
+    contenders=st.integers(0, 9),
+    block=st.integers(1, 64),
+)
 def test_a_share_leaves_room_for_others_but_never_stops_the_first(
-    budget: int, contenders: int, block: int
+    budget: int, spent: int, contenders: int, block: int
 ) -> None:
-    share = prefill_share(budget=budget, contenders=contenders, block_tokens=block)
+    whole = budget + spent
+    share = prefill_share(budget=budget, whole=whole, contenders=contenders, block_tokens=block)
     assert 0 <= share <= budget
     if contenders <= 1:
         assert share == budget
     else:
-        assert share >= min(budget, block)
-        assert share <= max(budget // 2, block)
+        assert share >= min(budget, max(block, whole // 4))
+        assert share <= max(budget // 2, block, whole // 4)
+
+
+def test_prompts_of_a_quarter_of_a_pass_are_not_cut() -> None:
+    left, shares = 8448, list[int]()
+    for waiting in range(16, 0, -1):
+        share = prefill_share(budget=left, whole=8448, contenders=waiting, block_tokens=64)
+        shares.append(min(share, 2048))
+        left -= shares[-1]
+    assert shares == [2048, 2048, 2048, 2048, 256] + [0] * 11
 
 
 @pytest.mark.rule("sched.hysteresis")

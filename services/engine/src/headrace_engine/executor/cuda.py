@@ -129,7 +129,7 @@ class CudaExecutor:
         if place.type == "cuda" and not torch.cuda.is_available():
             raise ModelRejected(f"no CUDA device is usable here (asked for {device!r})")
         keep_kernels((cache_dir or default_cache_dir()) / "triton")
-        opened = open_model(model)
+        opened = open_model(model, sha256=sha256)
         check_config(opened.weights.config, str(opened.path))
         positions = min(
             opened.weights.config.context_tokens,

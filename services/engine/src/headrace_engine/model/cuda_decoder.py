@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headrace_engine.kernels.gpu.card import processors_of
-from headrace_engine.kernels.gpu.decode_attention import DecodeAttention
+from headrace_engine.kernels.gpu.decode_attention import FEW_ROWS, DecodeAttention
 from headrace_engine.kernels.gpu.embed import embed_norm
 from headrace_engine.kernels.gpu.gemv import gemv
 from headrace_engine.kernels.gpu.norm import residual_norm
@@ -40,6 +40,9 @@ from headrace_engine.kernels.gpu.swiglu import swiglu
 from headrace_engine.model.cuda_weights import CudaLayer, CudaWeights
 
 _GEMV_ROWS = 1
+ADDED_ROWS: Final = 512
+"""From here on cuBLAS adds a product to the residual itself, which costs it next to nothing: the norm
+that follows has half as much to read and to write."""
 FRESH_TOKENS: Final = 3072
 """Least length of a prompt without cached context that attends by cuDNN, where that is faster by
 more than the launches cost of a step that is not captured. At 2,048 both take the same time."""
@@ -168,8 +171,9 @@ class CudaDecoder:
         layer = self.weights.layers[0]
         for size in range(PREFILL_SIZES[-1], self._normed.shape[0] + 1, _SIZE_STEP):
             self._linear(self._normed[:size], layer.qkv, self._qkv[:size])
-            self._linear(self._attended[:size], layer.attention_output, self._delta[:size])
-            self._mlp(layer, self._normed[:size], self._delta[:size])
+            delta, residual = self._delta[:size], self._residual[:size]
+            self._product(self._attended[:size], layer.attention_output, delta, residual)
+            self._mlp(layer, self._normed[:size], delta, residual)
 
     def decode(self, rows: int, shared: SharedRows | None = None) -> Tensor:
         """Runs one token of each of ``rows`` rows. Returns logits ``float32[rows, vocabulary]``."""
@@ -204,15 +208,17 @@ class CudaDecoder:
             if layer.qkv_bias is not None:
                 qkv += layer.qkv_bias
             seen = self._attend(index, layer, columns, batch, qkv, attended)
-            added = self._product(seen, layer.attention_output, delta)
+            added = self._product(seen, layer.attention_output, delta, residual)
             residual_norm(added, residual, layer.mlp_norm, normed, epsilon)
-            added = self._mlp(layer, normed, delta)
+            added = self._mlp(layer, normed, delta, residual)
             last = index + 1 == len(weights.layers)
             following = weights.final_norm if last else weights.layers[index + 1].attention_norm
             residual_norm(added, residual, following, normed, epsilon)
         return normed
 
-    def _mlp(self, layer: CudaLayer, normed: Tensor, delta: Tensor) -> Tensor:
+    def _mlp(
+        self, layer: CudaLayer, normed: Tensor, delta: Tensor, residual: Tensor
+    ) -> Tensor | None:
         count = normed.shape[0]
         active = self._active[:count]
         if count <= _GEMV_ROWS:
@@ -223,7 +229,7 @@ class CudaDecoder:
             gate_up = self._gate_up[:count]
             torch.mm(normed, layer.gate_up.t(), out=gate_up)
             swiglu(gate_up, active)
-        return self._product(active, layer.down, delta)
+        return self._product(active, layer.down, delta, residual)
 
     def _attend(
         self,
@@ -329,9 +335,12 @@ class CudaDecoder:
         config = self._config
         return beginning_splits(rows, config.heads, config.kv_heads, self._processors)
 
-    def _product(self, x: Tensor, weight: Tensor, delta: Tensor) -> Tensor:
-        """What a product adds to the residual: ``delta``, or its partial sums."""
+    def _product(self, x: Tensor, weight: Tensor, delta: Tensor, residual: Tensor) -> Tensor | None:
+        """What a product adds to the residual: ``delta``, or its partial sums; None: it was added."""
         rows, width = x.shape[0], weight.shape[0]
+        if rows >= ADDED_ROWS:
+            torch.addmm(residual, x, weight.t(), out=residual)
+            return None
         splits = splits_of(rows, width, weight.shape[1], self._processors)
         if not splits:
             self._linear(x, weight, delta)

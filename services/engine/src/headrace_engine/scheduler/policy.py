@@ -39,14 +39,16 @@ def chunk_end(*, begin: int, context: int, budget: int, block_tokens: int) -> in
     return max(begin, end)
 
 
-def prefill_share(*, budget: int, contenders: int, block_tokens: int) -> int:
+def prefill_share(*, budget: int, whole: int, contenders: int, block_tokens: int) -> int:
     """Tokens that the first of ``contenders`` prompts may take before the others had theirs.
 
-    Half, as long as somebody else waits: a long prompt neither freezes short ones nor starves.
+    Half of what is left of the pass's ``whole`` budget, as long as somebody else waits: a long prompt
+    neither freezes short ones nor starves. But no less than a quarter of the whole: prompts that are
+    cut into small pieces take more passes, and each piece reads what stands before it once more.
     """
     if contenders <= 1:
         return budget
-    return max(budget // 2, min(budget, block_tokens))
+    return max(budget // 2, min(budget, max(block_tokens, whole // 4)))
 
 
 def worth_waiting(*, gain: int, work: int, block_tokens: int) -> bool:

@@ -224,12 +224,21 @@ class Scheduler:
         for sequence in residents.paused:
             residents.reasons.name(sequence.number, Reason.IN_FLIGHT, now_s)
         if len(residents.waiting) and residents.free_slots:
-            for sequence in islice(residents.waiting, settings.plan_window):
-                holder = residents.hold(sequence)
-                if not holder.blocks:
-                    admit_prompt(self.pool, holder, sequence, settings)
-                elif len(holder.blocks) * settings.block_tokens < sequence.length:
-                    create_missing_blocks(self.pool, holder, sequence.length)
+            self._admit()
+
+    def _admit(self) -> None:
+        """Blocks for those that go first: no more new content than a pass computes, as it takes time
+        to name, and the batch waits for it."""
+        residents, settings, trie = self.residents, self.settings, self.pool.trie
+        enough = len(trie) + settings.batch_tokens // settings.block_tokens
+        for sequence in islice(residents.waiting, settings.plan_window):
+            holder = residents.holders.get(sequence.number)
+            if holder is None or not holder.blocks:
+                if len(trie) >= enough:
+                    return
+                admit_prompt(self.pool, residents.hold(sequence), sequence, settings)
+            elif len(holder.blocks) * settings.block_tokens < sequence.length:
+                create_missing_blocks(self.pool, holder, sequence.length)
 
     def _grant_decodes(self, grants: Grants) -> tuple[Decodes, list[tuple[Sequence, LogicalBlock]]]:
         """A block for each decoding row that crosses into one, first in rank first."""
@@ -278,23 +287,23 @@ class Scheduler:
             else self.pace.chunk_tokens(),
             step_tokens=settings.step_tokens,
         )
-        chunks: list[Chunk] = []
+        whole, chunks = budget, list[Chunk]()
         contenders = len(residents.prefilling) + min(residents.free_slots, len(residents.waiting))
         if not contenders and not len(residents.waiting):
             return chunks
         for sequence in sorted(residents.prefilling.values(), key=residents.order.rank):
             if sequence.number not in grants.paused:
-                chunk = self._continue_chunk(grants, sequence, budget, contenders)
+                chunk = self._continue_chunk(grants, sequence, budget, whole, contenders)
                 contenders -= 1
                 if chunk is not None:
                     chunks.append(chunk)
                     budget -= chunk.end - chunk.begin
-        budget = self._grant_waiting(grants, chunks, budget, contenders, now_s)
+        budget = self._grant_waiting(grants, chunks, budget, whole, contenders, now_s)
         self._spend_rest(grants, chunks, budget)
         return chunks
 
     def _continue_chunk(
-        self, grants: Grants, sequence: Sequence, budget: int, contenders: int
+        self, grants: Grants, sequence: Sequence, budget: int, whole: int, contenders: int
     ) -> Chunk | None:
         """The next chunk of a sequence that has its memory already."""
         assert sequence.slot is not None
@@ -312,7 +321,7 @@ class Scheduler:
         if holder.frontier is None:  # where a state is needed, others' blocks do not advance it
             way = resume_ways(holder, plan, known=sequence.length, lost=grants.lost)[0]
             way = way if way.begin > begin else Way(begin)
-        share = prefill_share(budget=budget, contenders=contenders, block_tokens=size)
+        share = prefill_share(budget=budget, whole=whole, contenders=contenders, block_tokens=size)
         chunk = self._chunk(sequence, way, plan, share, starts=False)
         if chunk is None or grants.check_producers(holder, way.begin, chunk.end) is not None:
             return None
@@ -340,9 +349,15 @@ class Scheduler:
         return chunk
 
     def _grant_waiting(
-        self, grants: Grants, chunks: list[Chunk], budget: int, contenders: int, now_s: float
+        self,
+        grants: Grants,
+        chunks: list[Chunk],
+        budget: int,
+        whole: int,
+        contenders: int,
+        now_s: float,
     ) -> int:
-        """Admits waiting sequences until one is blocked. Returns the budget that is left."""
+        """Admits waiting sequences until one is blocked. Returns what of the ``whole`` budget is left."""
         residents, settings, size = self.residents, self.settings, self.settings.block_tokens
         slots = residents.free_slots
         self._rows_coming = residents.coming_slots
@@ -352,10 +367,15 @@ class Scheduler:
                 if self._make_row_free(grants, sequence):
                     continue
                 break
-            holder = residents.holders[sequence.number]
+            holder = residents.holders.get(sequence.number)
+            if holder is None or not holder.blocks:  # the next pass admits it
+                residents.reasons.name(sequence.number, Reason.TOKEN_BUDGET, now_s)
+                break
             plan = self._plan_waiting(grants, holder, sequence)
             ways = resume_ways(holder, plan, known=sequence.length, lost=grants.lost)
-            share = prefill_share(budget=budget, contenders=contenders, block_tokens=size)
+            share = prefill_share(
+                budget=budget, whole=whole, contenders=contenders, block_tokens=size
+            )
             chunk = self._chunk(sequence, ways[0], plan, share, starts=True)
             if chunk is None:
                 residents.reasons.name(sequence.number, Reason.TOKEN_BUDGET, now_s)

@@ -6,7 +6,7 @@ Shapes   qkv[tokens, (heads + 2 kv_heads) head_dim]; queries and keys are rotate
          row in layer 0, key head 0, or -1 where KV must not be written
          region: a block holds [layer, key | value, kv_head, block_token, head_dim]
 Dtypes   16- or 32-bit floats; norm and rotation in float32
-Order    one program a token and head, or a token and all of its heads; the norm is Triton's tree over head_dim
+Order    one program a token and head, or a token and some of its heads; the norm is Triton's tree over head_dim
 Twin     reference.rope_store
 """
 
@@ -20,6 +20,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, OPTIONS, power_of_two
 
 _MANY_TOKENS = 64
+_LINES = 16
+"""Heads of a program where tokens are many: divides the width of common shapes, 16 bytes a thread."""
+_ALIGNED = tl.constexpr(16)
+"""Items that every target is a multiple of. The compiler cannot know it of what it reads from memory, and
+would store every element by itself."""
 
 
 @triton.jit
@@ -54,7 +59,7 @@ def _rope_store(
     start = qkv + token * (width * 2 * HALF) + head[:, None] * (2 * HALF) + half[None, :]
     low = tl.load(start, real, 0.0)
     high = tl.load(start + HALF, real, 0.0)
-    target = tl.load(targets + token)
+    target = tl.multiple_of(tl.load(targets + token), _ALIGNED)
     turned = (head < HEADS + KV_HEADS)[:, None]
     x = low.to(tl.float32)
     y = high.to(tl.float32)
@@ -107,8 +112,8 @@ def rope_store(
     head_stride = block_tokens * head_dim
     query_weight, key_weight = (rope, rope) if norms is None else norms
     width = heads + 2 * kv_heads
-    # Few tokens: a program a head, so that all multiprocessors help. Many: a program a token.
-    lines = 1 if qkv.shape[0] < _MANY_TOKENS else power_of_two(width)
+    # Few tokens: a program a head, so that all multiprocessors help.
+    lines = 1 if qkv.shape[0] < _MANY_TOKENS else min(_LINES, power_of_two(width))
     _rope_store[(qkv.shape[0], triton.cdiv(width, lines))](
         qkv,
         rope,
@@ -127,6 +132,6 @@ def rope_store(
         NORM=norms is not None,
         LINES=lines,
         PDL=DEPENDENT_LAUNCH,
-        num_warps=1 if lines == 1 else 8,
+        num_warps=1 if lines == 1 else 4,
         **OPTIONS,
     )
