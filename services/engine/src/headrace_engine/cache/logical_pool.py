@@ -214,7 +214,10 @@ class LogicalBlockPool:
         for block in reversed(dropped):
             holders = block.holders
             del holders[holder]
-            if not holders and (slot := block.slot) is not None and slot.allocation is not None:
+            if holders:
+                block.refs -= 1  # not the last: somebody else holds it
+                continue
+            if (slot := block.slot) is not None and slot.allocation is not None:
                 if block.valid and (block.indexed or block.offered):
                     if block.states:
                         listed.add_all(idle)

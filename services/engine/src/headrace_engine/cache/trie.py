@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from operator import attrgetter
+from struct import iter_unpack
 from typing import NamedTuple
 
 from headrace_contracts.prefix_key import PrefixKey, fold, root_key
@@ -102,8 +103,9 @@ class PrefixTrie:
     def walk(self, parent: LogicalBlock, tokens: bytes, block_bytes: int) -> list[LogicalBlock]:
         """The longest run of nodes after ``parent`` with exactly this content, full blocks only."""
         find, found = self._children.get, list[LogicalBlock]()
-        for begin in range(0, len(tokens) - block_bytes + 1, block_bytes):
-            node = find((parent, tokens[begin : begin + block_bytes], ()))
+        whole = tokens[: len(tokens) // block_bytes * block_bytes]
+        for (content,) in iter_unpack(f"{block_bytes}s", whole):
+            node = find((parent, content, ()))
             if node is None:
                 break
             found.append(node)

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count as count_from
 from itertools import repeat
 from typing import NamedTuple, NewType
 
@@ -127,10 +128,10 @@ class ObjectAllocator:
         """``count`` simple objects, or fewer where there are not so many; as that many ``alloc``."""
         (slabs,) = self._types[type]
         addresses = slabs.alloc_many(count)
-        keys = range(self._next_key, self._next_key + len(addresses))
-        allocations = list(map(_allocation, zip(keys, repeat(type), zip(addresses))))
-        self._next_key = keys.stop
-        self._live.update(zip(keys, allocations, strict=True))
+        first = self._next_key
+        allocations = list(map(_allocation, zip(count_from(first), repeat(type), zip(addresses))))
+        self._next_key = first + len(allocations)
+        self._live.update(zip(count_from(first), allocations))
         return allocations
 
     def free(self, allocation: Allocation) -> None:

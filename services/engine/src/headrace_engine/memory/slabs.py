@@ -103,12 +103,12 @@ class SlabAllocator:
             found = (self.alloc() for _ in range(count))
             return [address for address in found if address is not None]
         # A slab of one object is a page: none of them is ever in part free.
-        slabs = self._pages.alloc_pages(count)
+        slabs, page_bytes, free = self._pages.alloc_pages(count), self._page_bytes, self._free
         for slab in slabs:
-            self._free[slab] = 0
+            free[slab] = 0
         self.used += len(slabs)
         self._slabs += len(slabs)
-        return [slab * self._page_bytes for slab in slabs]
+        return [slab * page_bytes for slab in slabs]
 
     def free(self, address: int) -> None:
         """Takes an object back; an empty slab returns to the pages at once."""

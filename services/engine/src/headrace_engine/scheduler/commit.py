@@ -114,7 +114,8 @@ def commit_results(
     plan = PassPlan(pass_id, decode, running, table, restores, [])
     for chunk in running:
         _commit_chunk(residents, chunk, table, now_s)
-    running.sort(key=_generates, reverse=True)
+    if len(running) > 1:
+        running.sort(key=_generates, reverse=True)
     return plan
 
 
@@ -171,6 +172,7 @@ def _cross_into_blocks(
     columns.flush_all(slots, [sequence for sequence, _ in extended])
     planned = columns.planned[slots]
     offsets: list[int] = []
+    generated = residents.generated_stays
     for (sequence, block), written in zip(extended, planned.tolist(), strict=True):
         number = sequence.number
         block.valid = True
@@ -181,7 +183,8 @@ def _cross_into_blocks(
         assert block.slot is not None
         assert block.slot.allocation is not None
         offsets.append(block.slot.allocation.addresses[0])
-        publish_complete(pool, holder, sequence, residents.publishable(sequence, written))
+        may = written if generated else residents.publishable(sequence, written)
+        publish_complete(pool, holder, sequence, may)
     table.slots += slots.tolist()
     table.indices += (planned // pool.block_tokens).tolist()
     table.offsets += offsets
@@ -212,13 +215,16 @@ def _commit_chunk(residents: Residents, chunk: Chunk, table: TableChanges, now_s
     columns = residents.columns
     counters = residents.counters
     counters.prefill_tokens += chunk.end - chunk.begin
-    counters.recomputed_tokens += max(0, min(chunk.end, sequence.reached) - chunk.begin)
-    sequence.reached = max(sequence.reached, chunk.end)
-    residents.order.charge(sequence, chunk.end - chunk.begin)
-    columns.planned[slot] = columns.charged[slot] = chunk.end
+    begin, end = chunk.begin, chunk.end
+    if sequence.reached > begin:
+        counters.recomputed_tokens += min(end, sequence.reached) - begin
+    if end > sequence.reached:
+        sequence.reached = end
+    residents.order.charge(sequence, end - begin)
+    columns.planned[slot] = columns.charged[slot] = end
     columns.inflight[slot] += 1
-    mark_produced(holder, chunk.begin, chunk.end, residents.pool.block_tokens)
-    if chunk.generating:
+    mark_produced(holder, begin, end, residents.pool.block_tokens)
+    if end == sequence.length:
         columns.sampled[slot] += 1
         residents.start_decoding(sequence)
 

@@ -23,10 +23,8 @@ def publish_complete(
 ) -> None:
     """Indexes blocks whose tokens are all known and whose KV lies below ``written``."""
     size, chained, media = pool.block_tokens, holder.chained, sequence.request.media
-    end = chained * size + size
-    while end <= written and end <= sequence.length and holder.chain is not None:
-        if not holder.blocks[chained].valid:
-            return
+    end, last = chained * size + size, min(written, sequence.length)
+    while end <= last and holder.chain is not None and holder.blocks[chained].valid:
         marks = marks_in(media, end - size, end) if media else ()
         pool.index_next(holder, as_bytes(sequence.tokens[end - size : end]), marks)
         chained, end = chained + 1, end + size

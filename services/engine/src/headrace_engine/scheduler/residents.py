@@ -31,7 +31,6 @@ from headrace_engine.scheduler.reasons import Reason, ReasonBook
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.state.sequence import Sequence, SequenceColumns, Status
 
-
 _addresses = attrgetter("slot.allocation.addresses")
 """Of a block with memory. One, as a block is a simple object."""
 
@@ -61,7 +60,7 @@ class Residents:
     """
 
     __slots__ = ("_claimants", "_decoding", "_decoding_array", "_free_slots", "_model", "_settings", "any_paused", "bands",
-                 "by_slot", "columns", "counters", "holders", "order", "paused", "pool",
+                 "by_slot", "columns", "counters", "generated_stays", "holders", "order", "paused", "pool",
                  "prefilling", "reasons", "retiring", "running", "sequences", "waiting")  # fmt: skip
 
     def __init__(
@@ -91,6 +90,8 @@ class Residents:
         """Running sequences by band, where there are any."""
         self.any_paused = False
         """Whether the newest pass paused anybody."""
+        self.generated_stays = settings.cache_generation != "none"
+        """Whether blocks of generated tokens are cached."""
         self._free_slots = list(reversed(range(settings.max_batch)))
         self._decoding: dict[int, None] = {}
         self._decoding_array: NDArray[np.intp] | None = None
@@ -160,9 +161,7 @@ class Residents:
 
     def publishable(self, sequence: Sequence, written: int) -> int:
         """Positions, of the first ``written``, that may stay in the cache."""
-        if self._settings.cache_generation == "none":
-            return min(written, sequence.prompt_tokens)
-        return written
+        return written if self.generated_stays else min(written, sequence.prompt_tokens)
 
     # moves
 
