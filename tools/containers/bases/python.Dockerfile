@@ -9,5 +9,5 @@ CMD ["python3"]
 
 FROM slim AS full
 RUN apt-get -o Acquire::Retries=5 update -qq \
-    && apt-get -o Acquire::Retries=5 install -y -qq --no-install-recommends g++ \
+    && apt-get -o Acquire::Retries=5 install -y -qq --no-install-recommends g++ python3-dev \
     && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/* /usr/share/doc/* /usr/share/man/*

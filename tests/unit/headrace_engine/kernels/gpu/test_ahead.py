@@ -62,4 +62,4 @@ def test_a_launch_finds_what_was_compiled_for_it(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     # Two kernels; each is compiled once and found afterwards; a launch finds its own.
     assert json.loads(done.stdout) == [2, [0, 2], [2, 0], [1, 0]]
-    assert list(tmp_path.rglob("cuda_utils*")), "Triton's own module is compiled ahead too"
+    assert list(tmp_path.glob("modules/cuda_utils-*")), "Triton's own module is compiled ahead too"

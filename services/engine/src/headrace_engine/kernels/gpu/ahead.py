@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,7 +27,8 @@ from typing import Any, Final, NamedTuple
 from triton import knobs
 from triton.backends.nvidia import driver as nvidia
 
-from headrace_engine.kernels.gpu.store import counts
+from headrace_engine.kernels.gpu.card import PREBUILT
+from headrace_engine.kernels.gpu.store import counts, kernel_folder, module_file
 
 
 class Wanted(NamedTuple):
@@ -79,16 +80,20 @@ def noted(run: Callable[[], None]) -> list[Wanted]:
 
 def compile_all(wanted: list[Wanted], processes: int) -> tuple[int, int]:
     """Compiles into the folder that ``store.keep_kernels`` named. Returns how many were there already
-    and how many were compiled."""
+    and how many were compiled. Raises RuntimeError where a C compiler is wanted and there is none."""
     _wanted[:] = wanted
-    with (
-        _driver_library(),
-        ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork")) as pool,
-    ):
-        helper = pool.submit(_helper)
+    context = multiprocessing.get_context("fork")
+    with _linked(), ProcessPoolExecutor(processes, mp_context=context) as pool:
+        module = pool.submit(_compile_module)
         results = list(pool.map(_compile, range(len(wanted))))
-        helper.result()
+        module.result()
     return sum(results), len(results) - sum(results)
+
+
+# Triton launches by a module in C of its own, up to 3.6 by one more for each signature. Without a
+# driver they are compiled, and cannot be loaded.
+
+_MODULE_EACH: Final = hasattr(nvidia, "make_launcher")
 
 
 def _compile(index: int) -> bool:
@@ -96,21 +101,20 @@ def _compile(index: int) -> bool:
     found = counts.found
     kernel, text = _wanted[index]
     compiled = kernel.preload(text)
-    if hasattr(nvidia, "make_launcher"):  # Triton 3.6 compiles a module in C for each signature
-        with suppress(ImportError):  # it is in the cache, and cannot be loaded without a driver
+    if _MODULE_EACH:
+        with suppress(ImportError):
             nvidia.CudaLauncher(compiled.src, compiled.metadata)
     return counts.found > found
 
 
-def _helper() -> None:
-    """The module in C by which Triton loads and launches: compiled, then of no use here."""
+def _compile_module() -> None:
     with suppress(ImportError):
         nvidia.CudaUtils()
 
 
 @contextmanager
-def _driver_library() -> Iterator[None]:
-    """Where there is no CUDA driver a library of names stands in that modules are linked with."""
+def _linked() -> Generator[None]:
+    """Sees to a driver's library to link modules with, where they are wanted."""
     try:
         nvidia.libcuda_dirs()
     except (AssertionError, OSError, subprocess.CalledProcessError):
@@ -118,6 +122,27 @@ def _driver_library() -> Iterator[None]:
     else:
         yield
         return
+    # It says of each module that it cannot be loaded here, which is so.
+    logging.getLogger("triton.runtime.build").setLevel(logging.ERROR)
+    text = Path(nvidia.dirname, "driver.c").read_bytes()
+    file = module_file("cuda_utils", text)
+    there = any((folder / file).exists() for folder in (PREBUILT, kernel_folder()))
+    with _no_library() if there and not _MODULE_EACH else _stand_in_library():
+        yield
+
+
+@contextmanager
+def _no_library() -> Generator[None]:
+    knobs.nvidia.libcuda_path = tempfile.gettempdir()  # nothing is linked
+    try:
+        yield
+    finally:
+        knobs.nvidia.libcuda_path = None
+
+
+@contextmanager
+def _stand_in_library() -> Generator[None]:
+    """Where there is no CUDA driver a library of names stands in that modules are linked with."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None or not Path(sysconfig.get_path("include"), "Python.h").exists():
         raise RuntimeError("Triton's own module wants a C compiler and Python's headers")
@@ -133,8 +158,6 @@ def _driver_library() -> Iterator[None]:
             check=True,
         )
         knobs.nvidia.libcuda_path = folder
-        # It says of each module that it cannot be loaded here, which is so.
-        logging.getLogger("triton.runtime.build").setLevel(logging.ERROR)
         try:
             yield
         finally:

@@ -3,17 +3,22 @@
 An image brings kernels in the package, read-only; what is not among them is compiled and kept in
 ``cache_dir``. Triton names a kernel by a hash of all that it depends on, its own version included, so
 that what is found is right. A file is known by its place in its folder alone: a cache may be copied.
+So too with the modules in C by which Triton launches, which then take no compiler.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from triton import knobs
+from triton.runtime import build
 from triton.runtime.cache import FileCacheManager
 
 from headrace_engine.kernels.gpu import card
@@ -39,12 +44,50 @@ def keep_kernels(folder: Path) -> None:
         knobs.cache.dir = str(folder)
     if not os.environ.get("TRITON_CACHE_MANAGER"):
         knobs.cache.manager_class = KernelStore
+    if knobs.build.impl is None:
+        knobs.build.impl = _build_module
     knobs.compilation.listener = _count
 
 
 def kernel_folder() -> Path:
     """Where what is compiled is kept."""
     return Path(knobs.cache.dir)
+
+
+def module_file(name: str, text: bytes) -> str:
+    """Where in a folder of kernels a module of Triton's lies, by its text in C."""
+    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    return f"modules/{name}-{hashlib.sha256(text).hexdigest()[:32]}{suffix}"
+
+
+def _build_module(
+    name: str,
+    src: str,
+    srcdir: str,
+    library_dirs: list[str],
+    include_dirs: list[str],
+    libraries: list[str],
+) -> str:
+    """Builds a module in C as Triton does, unless it is there; returns its path.
+
+    Triton's own name for one depends on where the driver lies and on whether the program ``file`` is
+    installed, so that it would not be found on another machine.
+    """
+    file = module_file(name, Path(src).read_bytes())
+    for folder in (card.PREBUILT, kernel_folder()):
+        if (folder / file).exists():
+            return str(folder / file)
+    knobs.build.impl = None
+    try:
+        built = build._build(name, src, srcdir, library_dirs, include_dirs, libraries, [])  # pyright: ignore[reportPrivateUsage]
+    finally:
+        knobs.build.impl = _build_module
+    kept = kernel_folder() / file
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    fresh = kept.with_name(f"{kept.name}.{os.getpid()}")
+    shutil.copyfile(built, fresh)
+    fresh.replace(kept)
+    return built
 
 
 def _count(*, cache_hit: bool, **_: Any) -> None:
