@@ -1,4 +1,6 @@
-"""The chart as it comes, with the small model on the CPU: installed, asked, upgraded."""
+"""The chart as it comes, with the small model on the CPU and its network policies held: installed,
+asked, upgraded.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from support.kubernetes import Cluster, Release
+from support.policies import enforced, reaches
 from support.timings import Timings
 
 pytestmark = pytest.mark.timeout(900)
@@ -29,9 +32,10 @@ def release(cluster: Cluster, timings: Timings) -> Generator[Release]:
     """By the older helm, as half of the people have it."""
     made = Release(cluster, "headrace-cpu", VALUES, helm=3)
     try:
-        made.install()
-        timings("helm install --wait: the chart's defaults, CPU", made.took_s["install"])
-        yield made
+        with enforced(cluster, made.namespace):
+            made.install()
+            timings("helm install --wait: the chart's defaults, CPU", made.took_s["install"])
+            yield made
     finally:
         made.uninstall()
 
@@ -40,6 +44,23 @@ def test_the_defaults_serve_the_small_model(release: Release) -> None:
     told = release.test()
     for what in ("key", "stream", "cancel", "resum", "limit", "metrics"):
         assert what in told.lower(), told
+
+
+def test_a_stranger_reaches_gateways_and_metrics_and_not_the_server(release: Release) -> None:
+    sleep = ["python3", "-c", "import signal; signal.sigwait([signal.SIGTERM])"]
+    release.kubectl(
+        "run",
+        "stranger",
+        "--image=headrace-cli:0.1.0",
+        "--restart=Never",
+        "--command",
+        "--",
+        *sleep,
+    )
+    release.kubectl("wait", "pod/stranger", "--for=condition=Ready", "--timeout=60s")
+    assert reaches(release, "stranger", "headrace", 8000)
+    assert reaches(release, "stranger", "headrace-engines", 9100)
+    assert not reaches(release, "stranger", "headrace-valkey", 6379)
 
 
 def test_an_upgrade_of_everything_keeps_key_and_answers(release: Release, timings: Timings) -> None:

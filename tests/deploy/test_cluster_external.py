@@ -15,8 +15,8 @@ import pytest
 from support import hub, models, toy_tokenizers
 from support.certificates import make_certificates
 from support.chart import one, render
-from support.kubernetes import Cluster, Refused, Release
-from support.policies import enforced
+from support.kubernetes import Cluster, Release
+from support.policies import enforced, reaches
 from support.timings import Timings
 
 pytestmark = pytest.mark.timeout(600)
@@ -240,22 +240,3 @@ def test_network_policies_let_through_what_must_and_nothing_else(release: Releas
         assert reaches(release, pod_name, host, port), f"{pod_name} does not reach {host}:{port}"
     for pod_name, host, port in refused:
         assert not reaches(release, pod_name, host, port), f"{pod_name} reaches {host}:{port}"
-
-
-def reaches(release: Release, pod_name: str, host: str, port: int) -> bool:
-    """Whether somebody takes a connection. That the name is known is taken for granted."""
-    script = (
-        "import socket, sys\n"
-        f"found = socket.getaddrinfo({host!r}, {port}, type=socket.SOCK_STREAM)\n"
-        "try:\n"
-        "    socket.create_connection(found[0][4], timeout=3).close()\n"
-        "except OSError as error:\n"
-        "    sys.exit(f'no way: {error}')\n"
-    )
-    try:
-        release.kubectl("exec", pod_name, "--", "python3", "-c", script)
-    except Refused as error:
-        if "no way: " not in str(error):
-            raise
-        return False
-    return True

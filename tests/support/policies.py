@@ -15,7 +15,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
-from support.kubernetes import Cluster
+from support.kubernetes import Cluster, Refused, Release
 
 CHAIN: Final = "TEST-POLICY"
 BRIDGE: Final = "headrace0"
@@ -61,6 +61,27 @@ def enforced(cluster: Cluster, namespace: str) -> Generator[None]:
             for chain in sorted(chains):
                 _filter("iptables", "--wait", action, chain)
     assert not failed, failed
+
+
+def reaches(release: Release, pod_name: str, host: str, port: int) -> bool:
+    """Whether somebody takes a connection of a pod that has Python. That the name is known is taken for
+    granted.
+    """
+    script = (
+        "import socket, sys\n"
+        f"found = socket.getaddrinfo({host!r}, {port}, type=socket.SOCK_STREAM)\n"
+        "try:\n"
+        "    socket.create_connection(found[0][4], timeout=3).close()\n"
+        "except OSError as error:\n"
+        "    sys.exit(f'no way: {error}')\n"
+    )
+    try:
+        release.kubectl("exec", pod_name, "--", "python3", "-c", script)
+    except Refused as error:
+        if "no way: " not in str(error):
+            raise
+        return False
+    return True
 
 
 def ruleset(cluster: Cluster, namespace: str) -> str:
