@@ -47,6 +47,8 @@ class Lifecycle:
         self._by_handle: dict[RequestHandle, list[Sequence]] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._next_number = 1
+        self._arriving: list[Request] = []
+        """Came in this pass, are checked, and may not have all of their sequences yet."""
         self.stop_tokens = np.zeros(vocabulary, np.int32)
         """How many sequences end at each token: most tokens are nobody's stop token."""
         self.logprobs_wanted = 0
@@ -69,20 +71,26 @@ class Lifecycle:
                 check_request(request, self._settings, self._vocabulary)
             except RequestRejected as refusal:
                 self._refuse(request, refusal.code, str(refusal))
+            except Exception as broken:
+                # The boundary of one request: nothing of it is anywhere yet.
+                self._refuse(request, Code.INTERNAL, f"it cannot be checked: {broken!r}")
             else:
                 good.append(request)
+        self._arriving = good
         return good
 
     def accept(
         self, requests: list[Request], pushed_s: dict[RequestHandle, float], now_s: float
     ) -> None:
         """Makes the sequences of checked requests; they begin to wait."""
+        self._arriving = requests
         for request in requests:
-            open_choices = [c for c in range(request.n) if c not in request.finished]
+            open_choices = _open_choices(request)
             if open_choices:
                 self._by_handle[request.handle] = []
             for choice in open_choices:
                 self._accept_choice(request, choice, pushed_s.get(request.handle, now_s), now_s)
+        self._arriving = []
 
     def _accept_choice(self, request: Request, choice: int, pushed_s: float, now_s: float) -> None:
         sequence = self._make(request, choice, pushed_s)
@@ -165,15 +173,34 @@ class Lifecycle:
             if sequence is not None:
                 self._end_early(sequence, FinishReason.DEADLINE, now_s)
 
-    def next_deadline_s(self) -> float | None:
-        """The earliest deadline, on the engine's clock; it may be that of one that has ended."""
-        return self._deadlines[0][0] if self._deadlines else None
-
     def abort(self, code: Code, message: str, reason: FinishReason, now_s: float) -> None:
         """Ends everything."""
         for sequence in list(self._scheduler.residents.sequences.values()):
             if sequence.status is not Status.ENDED:
                 self.end(sequence, reason, now_s, code=code, message=message)
+
+    def fail(self, message: str, now_s: float, blamed: set[int]) -> None:
+        """The engine failed: everybody who has no end yet gets one, and the scheduler, which may be what
+        broke, is left as it is. The ``blamed`` are told to have started, as those are that ran.
+        """
+        arriving = {request.handle: request for request in self._arriving}
+        for handle, siblings in self._by_handle.items():
+            for sequence in siblings:
+                if sequence.number in blamed and sequence.first_token_s is None:
+                    self._outputs.start(sequence, now_s - sequence.arrived_s)
+                if sequence.end_reason is None:
+                    self._tell_end(sequence, FinishReason.ERROR, now_s, Code.ENGINE_FAILED, message)
+            request = arriving.pop(handle, None)
+            if request is not None:
+                self._refuse_rest(request, {s.choice for s in siblings}, message)
+        for request in arriving.values():
+            self._refuse_rest(request, set(), message)
+
+    def _refuse_rest(self, request: Request, made: set[int], message: str) -> None:
+        for choice in _open_choices(request):
+            if choice not in made:
+                self._outputs.end_unborn(request.handle, choice, Code.ENGINE_FAILED, message)
+                self._count(FinishReason.ERROR)
 
     def end(
         self,
@@ -185,9 +212,7 @@ class Lifecycle:
         message: str = "",
     ) -> None:
         """Gives the sequence its terminal status, and tells the scheduler."""
-        self._flush(sequence)
-        self._outputs.end(sequence, reason, self._usage(sequence, now_s), code, message)
-        self._count(reason)
+        self._tell_end(sequence, reason, now_s, code, message)
         for token in sequence.stop_ids:
             self.stop_tokens[token] -= 1
         self.logprobs_wanted -= sequence.request.sampling.logprobs is not None
@@ -195,6 +220,18 @@ class Lifecycle:
             self._scheduler.fail(sequence, now_s)
         else:
             self._scheduler.end(sequence, now_s)
+
+    def _tell_end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now_s: float,
+        code: Code | None,
+        message: str,
+    ) -> None:
+        self._flush(sequence)
+        self._outputs.end(sequence, reason, self._usage(sequence, now_s), code, message)
+        self._count(reason)
 
     def disown(self, sequence: Sequence, now_s: float) -> None:
         """One that has ended turns out to have computed what is wrong: none of that stays."""
@@ -246,3 +283,7 @@ class Lifecycle:
     def _count(self, reason: FinishReason) -> None:
         name = reason.name.lower()
         self.finished[name] = self.finished.get(name, 0) + 1
+
+
+def _open_choices(request: Request) -> list[int]:
+    return [choice for choice in range(request.n) if choice not in request.finished]

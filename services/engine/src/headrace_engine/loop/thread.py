@@ -21,6 +21,7 @@ from headrace_kit.clock import Clock
 from headrace_engine.cache.trie import Fold
 from headrace_engine.errors import EngineFailed
 from headrace_engine.executor.base import ExecutorLimits, ModelShape, sequence_tokens
+from headrace_engine.loop.blame import at_work
 from headrace_engine.loop.garbage import QUIET_S, Garbage
 from headrace_engine.loop.handoff import give_way
 from headrace_engine.loop.lifecycle import Lifecycle
@@ -161,7 +162,7 @@ class EngineLoop:
         """Runs passes until drained or aborted. Afterwards nothing is resident.
 
         Raises ``EngineFailed`` when a batch failed or an invariant broke, after every request
-        was told so.
+        was told so; what was resident is then left as it was.
         """
         self._affinity.bind()
         if self.garbage is not None:
@@ -173,12 +174,12 @@ class EngineLoop:
             if self._ranks.leads:
                 self._door.finish(Code.DRAINING, "the engine has shut down")
         except EngineFailed as failure:
-            self._abandon(failure)
+            self._abandon(failure, failure)
             raise
         except Exception as broken:
             # The thread's top frame: whoever waits is told, then the process ends.
             failure = EngineFailed(f"the engine thread broke: {broken!r}")
-            self._abandon(failure)
+            self._abandon(failure, broken)
             raise failure from broken
         finally:
             if self.garbage is not None:
@@ -307,12 +308,12 @@ class EngineLoop:
         """Whether there is a batch; where devices of replicas meet in each, also an empty one."""
         if plan.empty and (self._ranks.replicas == 1 or not self._active):
             return False
-        self._started += [chunk.sequence for chunk in plan.chunks if chunk.first]
         batch = setup_batch(
             plan,
             self.scheduler.residents.columns,
             phase=plan.pass_id % self._settings.phases,
         )
+        self._started += [chunk.sequence for chunk in plan.chunks if chunk.first]
         self._pass_tokens = int(batch.token_offsets[-1])
         self._running.append(batch)
         self._executor.submit(batch)
@@ -361,11 +362,14 @@ class EngineLoop:
         self._door.notify(outputs)
         return True
 
-    def _abandon(self, failure: EngineFailed) -> None:
+    def _abandon(self, failure: EngineFailed, cause: Exception) -> None:
         """Everything resident, and everything at the door, is told that the engine failed."""
         now_s = self._clock.monotonic()
-        self._tell_started(now_s)  # whoever was in the batch that failed may be to blame
-        self._lifecycle.abort(Code.ENGINE_FAILED, str(failure), FinishReason.ERROR, now_s)
+        self._notify()  # what the pass had to tell before it broke; else a choice would have two rows
+        # Whoever was in the batch that failed, or was worked on when something raised, may be to blame.
+        blamed = at_work(cause).difference(sequence.number for sequence in self._started)
+        self._tell_started(now_s)
+        self._lifecycle.fail(str(failure), now_s, blamed)
         self._notify()
         self._ranks.abandon()
         if self._ranks.leads:

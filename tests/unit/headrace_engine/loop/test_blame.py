@@ -1,0 +1,153 @@
+"""Blame: when work on one sequence raises, its request is told from those that only waited beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from headrace_contracts.codes import Code, FinishReason
+from headrace_engine.cache.block import LogicalBlock, SequenceBlocks
+from headrace_engine.errors import EngineFailed
+from headrace_engine.loop.blame import at_work
+from headrace_engine.scheduler.commit import Chunk
+from headrace_engine.state.request import Request, RequestHandle, Sampling
+from headrace_engine.state.sequence import Sequence
+from support.engine import Rig
+
+POISON = 2
+"""Number of the sequence that breaks whoever works on it."""
+
+
+def about(value: object) -> int | None:
+    """Number of the sequence that an argument belongs to."""
+    if isinstance(value, Sequence | SequenceBlocks):
+        return value.number
+    if isinstance(value, Chunk):
+        return value.sequence.number
+    if isinstance(value, LogicalBlock):
+        return value.maker
+    if isinstance(value, list | tuple):
+        return about(value[0]) if value else None  # pyright: ignore[reportUnknownArgumentType]
+    return None
+
+
+def break_at(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """What stands at ``place`` raises for the poisonous sequence, and for no other."""
+    module, _, name = place.rpartition(".")
+    original: Callable[..., Any] = pytest.importorskip(module).__dict__[name]
+
+    def broken(*args: Any, **fields: Any) -> Any:
+        if POISON in map(about, args):
+            raise ZeroDivisionError("poison")
+        return original(*args, **fields)
+
+    monkeypatch.setattr(place, broken)
+
+
+def run_until_it_fails(rig: Rig) -> None:
+    rig.door.drain()  # one that does not fail ends
+    with pytest.raises(EngineFailed, match="poison"):
+        rig.loop.run()
+    for outputs in rig.door.take_outputs(0) or []:
+        rig.hear(outputs)
+
+
+@pytest.mark.rule("loop.failed-batch-ends-all")
+@pytest.mark.parametrize(
+    "place",
+    [
+        "headrace_engine.scheduler.scheduler.admit_prompt",
+        "headrace_engine.scheduler.admit.index_missing_blocks",
+        "headrace_engine.scheduler.scheduler.plan_resume",
+        "headrace_engine.scheduler.scheduler.resume_ways",
+        "headrace_engine.scheduler.commit.mark_produced",
+        "headrace_engine.loop.setup.slot_start",
+    ],
+)
+def test_only_who_was_worked_on_is_blamed_besides_those_that_ran(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    rig = Rig(max_batch=4)
+    ran = rig.push([1, 2, 3], 20)
+    rig.step()
+    assert rig.choice(ran).started is not None
+    break_at(monkeypatch, place)
+    poison = rig.push([4] * 9, 5)
+    beside = rig.push([5] * 9, 5)
+    run_until_it_fails(rig)
+    assert rig.choice(poison).started is not None, "the next engine would be broken too"
+    assert rig.choice(beside).started is None
+    for handle in (ran, poison, beside):
+        end = rig.choice(handle).end
+        assert end is not None
+        assert end.code is Code.ENGINE_FAILED
+
+
+@pytest.mark.rule("request.one-terminal-status")
+def test_requests_that_have_no_sequence_yet_are_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(max_batch=2, max_waiting=6)
+    before = rig.push([1, 2], 3)
+    poison = rig.push([1, 2], 3, n=3)  # its second choice has number 3
+    behind = rig.push([1, 2], 3, n=2, finished=frozenset([0]))
+    queued = rig.push([1, 2], 3)
+    enter = rig.scheduler.residents.enter
+
+    def broken(sequence: Sequence, now_s: float, since_s: float | None = None) -> None:
+        if sequence.number == 3:
+            raise ZeroDivisionError("poison")
+        enter(sequence, now_s)
+
+    monkeypatch.setattr(type(rig.scheduler.residents), "enter", staticmethod(broken))
+    run_until_it_fails(rig)
+    for handle, choices in ((before, [0]), (poison, [0, 1, 2]), (behind, [1]), (queued, [0])):
+        for choice in choices:
+            end = rig.choice(handle, choice).end
+            assert end is not None
+            assert end.code is Code.ENGINE_FAILED
+    assert rig.choice(poison, 1).started is not None
+    assert rig.choice(before).started is None
+
+
+@pytest.mark.rule("request.one-terminal-status")
+def test_a_sequence_whose_end_breaks_the_scheduler_has_that_end_and_others_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(max_batch=2)
+    short, long = rig.push([1, 2, 3], 2), rig.push([4, 5, 6], 20)
+
+    def broken(sequence: Sequence, now_s: float) -> None:
+        raise ZeroDivisionError("poison")
+
+    monkeypatch.setattr(rig.scheduler, "end", broken)
+    run_until_it_fails(rig)
+    assert rig.reason(short) is FinishReason.LENGTH
+    rig.assert_true(short)
+    end = rig.choice(long).end
+    assert end is not None
+    assert end.code is Code.ENGINE_FAILED
+
+
+@pytest.mark.rule("loop.validate-rejects-per-request")
+def test_a_request_that_cannot_even_be_checked_is_refused_alone() -> None:
+    rig = Rig()
+    good = rig.push([1, 2, 3], 4)
+    odd: Any = None
+    rig.door.push(Request("odd", RequestHandle(99), odd, Sampling(max_new_tokens=1)))
+    told: list[tuple[int, Code | None, str]] = []
+
+    def hear(outputs: Any) -> None:
+        told.extend((int(outputs.handles[end.row]), end.code, end.message) for end in outputs.ends)
+
+    rig.hear = hear
+    rig.run()
+    assert told[0][:2] == (99, Code.INTERNAL)
+    assert "cannot be checked" in told[0][2]
+    assert told[1][:2] == (int(good), None)
+
+
+def test_an_error_of_no_sequence_blames_nobody() -> None:
+    with pytest.raises(IndexError) as caught:
+        np.zeros(2)[3]
+    assert at_work(caught.value) == set()
