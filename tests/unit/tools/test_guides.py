@@ -1,4 +1,7 @@
-"""Commands that README and guides tell people to type: each is one that there is, with its options."""
+"""What the guides tell people to type exists: commands, their flags, make targets, settings, metrics.
+
+What the chart's values in them do is looked at in tests/deploy.
+"""
 
 from __future__ import annotations
 
@@ -6,67 +9,82 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, cast
 
 import pytest
 import typer
+from chartgen.metrics import declared
+from docs_site import ROOT, pages
 from headrace_cli.main import app
+from headrace_engine.settings import EngineSecrets, EngineSettings
+from headrace_gateway.settings import GatewaySecrets, GatewaySettings
 from typer.core import TyperGroup
 
-ROOT: Final = Path(__file__).resolve().parents[3]
-PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs/guides").glob("*.md"))]
-HEADRACE: Final = cast(Any, typer.main.get_command(app))
-VIA_COMPOSE: Final = ("docker", "compose", "run", "--rm", "cli")
-TARGETS: Final = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+PAGES = [page for page in pages() if "CHANGELOG" not in page.name]
+HEADRACE = re.compile(
+    r"(?:docker compose run --rm (?:-T )?cli|(?:\.venv/bin/|headrace/bin/)?headrace) (?P<rest>[a-z].*)"
+)
+MAKE = re.compile(r"(?:`|^\s*)make (?P<target>[a-z][a-z0-9-]*)", re.MULTILINE)
+METRIC = re.compile(r"\bheadrace_(?:gateway|engine)_[a-z_]+(?![a-z_{]*\.)")
+VARIABLE = re.compile(r"\bHEADRACE_(?:GATEWAY|ENGINE)_[A-Z0-9_]+[A-Z0-9]\b")
 
 
-def typed(page: Path) -> Iterator[list[str]]:
-    """Every command of the page's shell blocks, as words."""
-    for block in re.findall(r"```(?:sh|bash|console)\n(.*?)```", page.read_text(), re.DOTALL):
-        for line in block.replace("\\\n", " ").splitlines():
-            for command in re.split(r"\s(?:\||&&|;)\s", line):
-                try:
-                    words = shlex.split(command.strip().removeprefix("$ "), comments=True)
-                except ValueError:
-                    continue  # part of a text over several lines
-                while words and re.fullmatch(r"\w+=\S*", words[0]):
-                    words = words[1:]
-                yield words
+def blocks(page: Path) -> Iterator[str]:
+    """Lines of shell and console blocks, those that go on joined."""
+    text = (ROOT / page).read_text()
+    for found in re.finditer(r"```(?:sh|console|bash)\n(.*?)```", text, re.DOTALL):
+        yield from found[1].replace("\\\n", " ").splitlines()
 
 
-def commands() -> list[tuple[str, list[str]]]:
-    """Those of ``headrace``, without that word, each with its page."""
-    found: list[tuple[str, list[str]]] = []
-    for page in PAGES:
-        for words in typed(page):
-            if words and Path(words[0]).name == "headrace":
-                found.append((page.stem, words[1:]))
-            elif tuple(words[: len(VIA_COMPOSE)]) == VIA_COMPOSE:
-                found.append((page.stem, words[len(VIA_COMPOSE) :]))
-    return found
+def commands() -> list[tuple[str, str]]:
+    """Page and arguments of each call of ``headrace``."""
+    return [
+        (str(page), match["rest"])
+        for page in PAGES
+        for line in blocks(page)
+        if (match := HEADRACE.match(line.strip().removeprefix("$ ")))
+    ]
 
 
-@pytest.mark.parametrize(("page", "words"), commands())
-def test_the_command_and_its_options_exist(page: str, words: list[str]) -> None:
-    command = HEADRACE
-    while isinstance(command, TyperGroup) and words and not words[0].startswith("-"):
-        name, *words = words
-        assert name in command.commands, f"{page}: headrace has no {name}"
+def test_guides_call_the_command_line() -> None:
+    assert len(commands()) > 15
+
+
+@pytest.mark.parametrize(("page", "arguments"), commands())
+def test_commands_in_guides_exist_with_their_flags(page: str, arguments: str) -> None:
+    words = shlex.split(arguments.partition(">")[0], comments=True)
+    command = typer.main.get_command(app)
+    while words and isinstance(command, TyperGroup):
+        name = words.pop(0)
+        assert name in command.commands, f"{page}: headrace {arguments}"
         command = command.commands[name]
     known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
-    asked = {word.partition("=")[0] for word in words if word.startswith("--")} - {"--help"}
-    assert asked <= known, f"{page}: headrace {command.name} does not take {asked - known}"
+    asked = {word.partition("=")[0] for word in words if word.startswith("--")}
+    # Settings of the engine are flags of `serve` that it hands on.
+    known |= {f"--{name.replace('_', '-')}" for name in EngineSettings.model_fields}
+    assert asked <= known, f"{page}: headrace {arguments}"
 
 
-def test_guides_have_commands() -> None:
-    assert len(commands()) > 20
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_make_targets_settings_and_metrics_in_guides_exist(page: Path) -> None:
+    text = (ROOT / page).read_text()
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {match["target"] for match in MAKE.finditer(text)} <= targets
 
+    variables = {
+        cls.env_prefix + name.upper()
+        for cls in (GatewaySettings, EngineSettings)
+        for name in cls.model_fields
+    } | {
+        prefix + name.upper() + suffix
+        for secrets, prefix in (
+            (GatewaySecrets, GatewaySettings.env_prefix),
+            (EngineSecrets, EngineSettings.env_prefix),
+        )
+        for name in secrets.model_fields
+        for suffix in ("", "_FILE")
+    }
+    assert set(VARIABLE.findall(text)) <= variables
 
-def test_every_target_of_make_that_is_told_of_exists() -> None:
-    told: dict[str, str] = {}
-    for page in PAGES:
-        words = re.findall(r"`make ([a-z0-9-]+)", page.read_text())
-        words += [each[1] for each in typed(page) if each[:1] == ["make"] and len(each) > 1]
-        told |= {word: page.stem for word in words if re.fullmatch(r"[a-z0-9-]+", word)}
-    assert len(told) > 5
-    assert not {word: page for word, page in told.items() if word not in TARGETS}
+    series = {re.sub(r"_(bucket|sum|count)$", "", name) for name in METRIC.findall(text)}
+    whole = set(declared()) | {re.sub(r"_(bucket|sum|count)$", "", name) for name in declared()}
+    assert {name for name in series if not name.endswith("_")} <= whole
