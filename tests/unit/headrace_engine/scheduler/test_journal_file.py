@@ -130,6 +130,41 @@ def test_the_next_file_takes_passes_to_begin_and_records_go_on_in_the_one_before
         assert segment.passes + result.passes == last
 
 
+@pytest.mark.rule("journal.bounded")
+@pytest.mark.parametrize("limit_bytes", [400_000, 1_600_000])
+def test_records_that_come_faster_than_a_part_is_written_do_not_hold_the_next_file_up(
+    tmp_path: Path, limit_bytes: int
+) -> None:
+    sink = JournalFile(tmp_path / "live", limit_bytes)
+    rig = Rig(
+        journal=Journal(1 << 30, sink), pool_blocks=1000, session_tokens=4000, batch_tokens=4100
+    )
+    turns = largest = 0
+    while turns < 3:
+        coming = (tmp_path / "live.next").exists()
+        rig.push([SECRET] * 3600, 1)  # 11 KB of a file
+        rig.run()
+        turns += coming and not (tmp_path / "live.next").exists()
+        largest = max(largest, sum(path.stat().st_size for path in tmp_path.iterdir()))
+        assert largest < 2.5 * limit_bytes, "more than two halves and their snapshots"
+    sink.close()
+    assert sink.error is None
+    for name in ("live", "live.1"):
+        (segment,) = read_journal((tmp_path / name).read_text().splitlines(keepends=True))
+        assert Replayer(segment).run().difference is None
+
+
+def test_what_a_killed_engine_left_of_a_next_file_is_erased_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    filled(tmp_path)
+    assert (tmp_path / "live.next").exists()
+    sink = JournalFile(tmp_path / "live", 60_000)
+    Rig(journal=Journal(1 << 30, sink))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["live", "live.1"]
+    sink.close()
+
+
 @pytest.mark.rule("journal.snapshot-is-whole")
 def test_a_next_file_that_does_not_stand_yet_is_left_out_at_the_end(tmp_path: Path) -> None:
     rig, sink = filled(tmp_path)

@@ -62,7 +62,7 @@ class JournalFile:
 
     ``path`` has the newest segment, ``path.1`` the one before it. The next segment's first line takes
     many passes to write; until it stands, in ``path.next``, records go on in the segment before, so
-    that ``path`` is one that can be replayed all the time. A disk that fails ends the file, not the
+    that ``path`` is one that can be replayed all the time. A quarter of its half is kept for that. A disk that fails ends the file, not the
     engine: ``error`` then says why.
     """
 
@@ -80,7 +80,7 @@ class JournalFile:
         """Whether a new segment should begin."""
         if self._writer is None or self._next is not None:
             return False
-        return self._writer.record_bytes >= self._half
+        return self._writer.record_bytes >= self._half - self._half // 4
 
     def begin(self, segment: Segment) -> None:
         """The first segment's file, or the next one's, is begun.
@@ -91,8 +91,9 @@ class JournalFile:
             return
         try:
             if self._writer is not None:
-                self._next = _NextWriter(self._path_with("next"), segment)
+                self._next = _NextWriter(self._path_with("next"), segment, self._half // 4)
                 return
+            self._path_with("next").unlink(missing_ok=True)  # of an engine that was killed
             if self._path.exists() and self._path.stat().st_size:
                 self._path.replace(self._path_with("1"))
             self._writer = _SegmentWriter(_create(self._path))
@@ -202,22 +203,36 @@ class _SegmentWriter:
 
 
 class _NextWriter(_SegmentWriter):
-    """Of a segment whose first line is being written: its records wait for that."""
+    """Of a segment whose first line is being written: its records wait for that.
 
-    def __init__(self, path: Path, segment: Segment) -> None:
+    Invariants
+        at most ``most_waiting`` bytes wait, and what comes in one pass: then all is written at once
+    """
+
+    def __init__(self, path: Path, segment: Segment, most_waiting: int) -> None:
         super().__init__(_create(path))
         self.path = path
         self._head = self.head(segment)
+        self._most_waiting = most_waiting
         self._waiting: deque[str] | None = deque()
+        self._waiting_bytes = 0
+        self._came = 0
+        """Bytes since the last ``advance``."""
 
     def advance(self) -> bool:
         """True: the first line stands, and every record that came since."""
-        for _ in self._head:
-            return False
         assert self._waiting is not None
-        until = self.record_bytes + _PART_BYTES
-        while self._waiting and self.record_bytes < until:
-            super().put(self._waiting.popleft())
+        at_once = self._waiting_bytes > self._most_waiting
+        for _ in self._head:
+            if not at_once:
+                return False
+        # More than came, so that there is an end of it.
+        until = self.record_bytes + self._came + _PART_BYTES
+        self._came = 0
+        while self._waiting and (at_once or self.record_bytes < until):
+            line = self._waiting.popleft()
+            self._waiting_bytes -= len(line)
+            super().put(line)
         if self._waiting:
             return False
         self._waiting = None
@@ -228,6 +243,8 @@ class _NextWriter(_SegmentWriter):
             super().put(line)
         else:
             self._waiting.append(line)
+            self._waiting_bytes += len(line)
+            self._came += len(line)
 
     def drop(self) -> None:
         self.file.close()
