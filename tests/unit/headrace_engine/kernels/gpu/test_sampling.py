@@ -62,6 +62,7 @@ CASES = [
     (1.0, 1.0, 0.2, 0),
     (2.0, 0.01, 0.0, 0),
     (1.0, 1.0, 0.0, 1),
+    (1.0, 0.5, 0.2, 0),
 ]
 
 
@@ -93,7 +94,7 @@ def run_sample(
 @pytest.mark.parametrize("index", [0, 1, 77])
 def test_sampled_tokens_are_the_cpu_samplers(index: int) -> None:
     logits = random(len(CASES), VOCABULARY, dtype=torch.float32, seed=index) * 3
-    seeds = [0, 1, 2**40 + 5, -7, 12345, 99, 3, 4]
+    seeds = [0, 1, 2**40 + 5, -7, 12345, 99, 3, 4, 5]
     chosen, failed = run_sample(logits, CASES, seeds, index)
     expected: list[int] = []
     for row, (temperature, top_p, min_p, top_k) in enumerate(CASES):
@@ -109,6 +110,18 @@ def test_sampled_tokens_are_the_cpu_samplers(index: int) -> None:
         expected.append(int(kept[(scaled[kept] + noise).argmax()]))
     assert chosen == expected
     assert not any(failed)
+
+
+def test_top_p_is_a_share_of_what_min_p_has_not_cut() -> None:
+    weights = [1.0, 0.5] + [0.1] * 48
+    logits = torch.full((1, VOCABULARY), -20.0)
+    logits[0, : 7 * len(weights) : 7] = torch.tensor(weights).log()
+    kept = filtered(logits[0].numpy(), 50, 0.3, 0.4)
+    assert kept is not None
+    assert kept.tolist() == [0, 7], "0.3 of 6.3 is more than the first weight, of 1.5 it is less"
+    # The noise of these two prefers one token each.
+    chosen, _ = run_sample(logits.repeat(2, 1).to(DEVICE), [(1.0, 0.3, 0.4, 50)] * 2, [5, 5], 0)
+    assert chosen == [7, 0]
 
 
 def test_sampling_fails_a_row_with_nan_alone() -> None:

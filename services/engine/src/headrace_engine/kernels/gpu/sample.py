@@ -100,9 +100,8 @@ def _sample(
         key = _splitmix(_splitmix(seed) ^ ((choice << 32) | index))
         first = (key & 0xFFFFFFFF).to(tl.uint32)
         second = (key >> 32).to(tl.uint32)
-        floor = tl.where(
-            min_p > 0, highest + tl.log(tl.maximum(min_p, 1e-38)) * temperature, float("-inf")
-        )
+        # Filters come in this order: the k largest, top_p of their mass, min_p.
+        floor = tl.full([], float("-inf"), tl.float32)
         if (top_k > 0) & (top_k < VOCABULARY):
             # The k-th largest, by bisection of the interval that holds the row's upper part.
             low = highest - 60.0 * tl.maximum(temperature, 1.0)
@@ -117,13 +116,15 @@ def _sample(
                 enough = count >= top_k
                 low = tl.where(enough, middle, low)
                 high = tl.where(enough, high, middle)
-            floor = tl.maximum(floor, low)
+            floor = low
         mass = 0.0
         for start in range(0, VOCABULARY, CHUNK):
             ids = start + lanes
             value = tl.load(line + ids, ids < VOCABULARY, float("-inf"))
-            kept = (top_k <= 0) | (value >= floor)
+            kept = value >= floor
             mass += tl.sum(tl.where(kept, tl.exp((value - highest) * inverse), 0.0), 0)
+        if min_p > 0:
+            floor = tl.maximum(floor, highest + tl.log(tl.maximum(min_p, 1e-37)) * temperature)
         bound = float("-inf")
         searching = 1
         while searching != 0:
