@@ -299,3 +299,65 @@ async def test_a_stream_that_is_taken_up_slowly_is_not_taken_for_taken_away() ->
         await stack.engine.say(claimed, "cd", finish=FinishReason.LENGTH)
         assert texts(await read(resumed)) == {0: "cd"}
         await resumed.aclose()
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+async def test_the_newest_reader_counts_also_where_the_stream_had_been_before(
+    noticed: bool,
+) -> None:
+    """``noticed``: the first gateway knows by then that another one had taken the stream up."""
+    stack = Stack()
+    first = stack.gateway(silence_check_s=0.2 if noticed else 60)
+    second = stack.gateway("gateway-b")
+    async with stack.claimed(first) as (service, running, claimed), second.running() as other:
+        await stack.engine.say(claimed, "ab")
+        assert texts(await read(running, until=1)) == {0: "ab"}
+        elsewhere = await other.resume(running.id, "2", call("x").caller)
+        await stack.engine.obey_attach(claimed)
+        if noticed:
+            with pytest.raises(Conflict, match="another gateway"):
+                await read(running)  # whose reader stays
+        again = await service.resume(running.id, "2", call("x").caller)
+        await stack.engine.obey_attach(claimed)
+        await stack.engine.say(claimed, "cd", finish=FinishReason.LENGTH)
+        assert texts(await read(again)) == {0: "cd"}
+        with pytest.raises(Conflict, match="another gateway"):
+            await read(elsewhere)
+        for each in (running, elsewhere, again):
+            await each.aclose()
+        await eventually(lambda: closed(first))
+        assert not await stack.engine.marks(claimed)
+
+
+async def test_a_call_that_was_taken_up_elsewhere_can_still_be_cancelled_here() -> None:
+    stack = Stack()
+    first, second = stack.gateway(), stack.gateway("gateway-b")
+    async with stack.claimed(first) as (service, running, claimed), second.running() as other:
+        elsewhere = await other.resume(running.id, "", call("x").caller)
+        await stack.engine.obey_attach(claimed)
+        with pytest.raises(Conflict, match="another gateway"):
+            await read(running)
+        assert await service.cancel(running.id, call("x").caller)
+        assert (await stack.engine.await_mark(claimed)).reason == FinishReason.CANCELLED
+        for each in (running, elsewhere):
+            await each.aclose()
+
+
+async def test_all_prompts_of_a_call_go_on_where_it_was_taken_up() -> None:
+    stack = Stack()
+    first, second = stack.gateway(), stack.gateway("gateway-b")
+    async with first.running() as service, second.running() as other:
+        await stack.engine.appear()
+        running = await service.start(call("x", "y"))
+        claimed = await stack.engine.claim(2)
+        elsewhere = await other.resume(running.id, "", call("x").caller)
+        for each in claimed:
+            await stack.engine.obey_attach(each)
+        with pytest.raises(Conflict, match="another gateway"):
+            await read(running)
+        for each in claimed:
+            assert not await stack.engine.marks(each)
+            await stack.engine.say(each, each.record.id[-1], finish=FinishReason.LENGTH)
+        assert texts(await read(elsewhere)) == {0: "0", 1: "1"}
+        for each in (running, elsewhere):
+            await each.aclose()

@@ -77,6 +77,10 @@ class Book:
             if session.ended:
                 self.changed(session)
 
+    def drop(self, call: OpenCall, inbox: Inbox) -> None:
+        """Forgets a call that has ended here, whoever still reads its end."""
+        self._forget(call, inbox)
+
     def rate(self, model: str) -> DrainRate:
         """How fast the model's queue empties."""
         return self._rates.setdefault(model, DrainRate())
@@ -106,6 +110,9 @@ class Book:
         if call is None:
             return
         if session.failure is not None:  # one prompt's failure is the call's
+            if call.moved:  # who took it up wants the other prompts to go on
+                for other in call.sessions:
+                    other.fail(session.failure, self._clock.monotonic())
             self._end_sessions(call, FinishReason.CANCELLED, "failure")
         self._settle(call)
 

@@ -15,6 +15,7 @@ from typing import Protocol, Self
 from headrace_contracts.codes import FinishReason
 from headrace_kit.traces import NO_SPAN, Span
 
+from headrace_gateway.errors import Conflict
 from headrace_gateway.inference.calls import (
     Delta,
     Done,
@@ -96,6 +97,11 @@ class OpenCall:
     def ended(self) -> bool:
         """Whether every session has ended here."""
         return all(session.ended for session in self.sessions)
+
+    @property
+    def moved(self) -> bool:
+        """Whether another gateway has it: it has ended here, and goes on there."""
+        return any(isinstance(session.failure, Conflict) for session in self.sessions)
 
     @property
     def cancelled(self) -> bool:

@@ -307,6 +307,11 @@ class InferenceService:
             call = self._book.find(request_id)
             if call is not None:
                 lookup.check_owner(call.tenant, call.key_id, request_id, caller)
+                await self._take_back(call)
+                if call.moved:  # and is taken up like one that was never here
+                    self._book.drop(call, self._inbox)
+                    call = None
+            if call is not None:
                 self._metrics.resumes.labels("here").inc()
                 span.link(call.sessions[0].record.traceparent)
             else:
@@ -324,6 +329,7 @@ class InferenceService:
         call = self._book.find(request_id)
         if call is not None:
             lookup.check_owner(call.tenant, call.key_id, request_id, caller)
+        if call is not None and not call.moved:
             if call.ended:
                 return False
             await self.cancel_call(call, cause="request")
@@ -485,6 +491,21 @@ class InferenceService:
         )
 
     # taking up
+
+    async def _take_back(self, call: OpenCall) -> None:
+        """A call that is open here may be read elsewhere by now, which this gateway need not know
+        yet. Whoever reads on here takes it back: the newest reader is the one that counts.
+        """
+        for session in call.sessions:
+            if session.ended:
+                continue
+            try:
+                state = await self._wire.request_state(session.id)
+                if state is not None and state.gateway not in ("", self._process):
+                    session.attach_wanted = True
+                    await self._recovery.mend(session)
+            except transport.TransportUnavailable:
+                return  # what is here can be read; the rest comes when the server does
 
     async def _take_up(self, request_id: str, caller: Caller, span: Span) -> OpenCall:
         """Makes a call of what the server knows, and has its rows sent here."""
