@@ -131,7 +131,7 @@ def test_the_next_file_takes_passes_to_begin_and_records_go_on_in_the_one_before
 
 
 @pytest.mark.rule("journal.bounded")
-@pytest.mark.parametrize("limit_bytes", [400_000, 1_600_000])
+@pytest.mark.parametrize("limit_bytes", [800_000, 1_600_000])
 def test_records_that_come_faster_than_a_part_is_written_do_not_hold_the_next_file_up(
     tmp_path: Path, limit_bytes: int
 ) -> None:
@@ -142,7 +142,7 @@ def test_records_that_come_faster_than_a_part_is_written_do_not_hold_the_next_fi
     turns = largest = 0
     while turns < 3:
         coming = (tmp_path / "live.next").exists()
-        rig.push([SECRET] * 3600, 1)  # 11 KB of a file
+        rig.push([SECRET] * 3600, 1)  # 80 KB of a file
         rig.run()
         turns += coming and not (tmp_path / "live.next").exists()
         largest = max(largest, sum(path.stat().st_size for path in tmp_path.iterdir()))
