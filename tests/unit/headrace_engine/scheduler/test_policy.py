@@ -17,9 +17,13 @@ def test_beside_decodes_only_a_chunk_is_computed_alone_all_that_fits() -> None:
 def test_a_pass_that_decodes_fills_a_size_at_which_batches_run() -> None:
     def total(decoding: int, chunk: int) -> int:
         budget = prefill_budget(
-            decoding=decoding, batch_tokens=8448, chunk_tokens=chunk, step_tokens=256
+            decoding=decoding,
+            batch_tokens=8448,
+            chunk_tokens=chunk,
+            block_tokens=64,
+            step_tokens=256,
         )
-        assert 0 < budget <= chunk
+        assert 64 <= budget <= chunk, "a prompt advances in every pass"
         return decoding + budget
 
     assert total(200, 3900) == 4096
@@ -29,8 +33,11 @@ def test_a_pass_that_decodes_fills_a_size_at_which_batches_run() -> None:
     assert total(250, 64) == 314
     assert total(10, 400) == 256
     assert total(10, 300) == 256
-    assert total(200, 100) == 256
+    assert total(200, 100) == 300
     assert prefill_budget(decoding=0, batch_tokens=8400, chunk_tokens=64, step_tokens=256) == 8400
+    for decoding in range(1, 257):
+        for chunk in (64, 65, 100, 127, 128, 255, 256, 300):
+            total(decoding, chunk)
 
 
 @pytest.mark.rule("sched.chunk-ends")

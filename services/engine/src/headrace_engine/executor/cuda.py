@@ -32,8 +32,10 @@ from headrace_engine.executor.base import ExecutorLimits, ModelShape
 from headrace_engine.executor.cuda_ahead import check_config
 from headrace_engine.executor.cuda_memory import (
     GRAPH_BYTES,
+    LOADED_BYTES,
     MemoryPlan,
     allocating,
+    keep_pinned,
     measured,
 )
 from headrace_engine.executor.cuda_prefill import STEP_TOKENS, PrefillGraphs
@@ -193,7 +195,8 @@ class CudaExecutor:
         finally:
             self.close()
         graphs = replayed + GRAPH_BYTES * captures
-        plan = MemoryPlan(total, share, used - own, weights, activations, graphs)
+        workspace = used - own + LOADED_BYTES
+        plan = MemoryPlan(total, share, workspace, weights, activations, graphs)
         plan.check(block_bytes)
         self._plan = plan
         return plan.room
@@ -212,6 +215,8 @@ class CudaExecutor:
             "lower cache_bytes, gpu_memory_utilization, max_batch or batch_tokens",
         ):
             self._allocate(limits)
+            # The largest is a count of each token of the vocabulary, of a row with penalties.
+            keep_pinned(2 * self._weights.config.vocabulary)
         self._stream = torch.cuda.Stream(self._device)
         before = measured(self._device)
         with (

@@ -13,19 +13,25 @@ from headrace_engine.cache.block import Rank
 
 
 def prefill_budget(
-    *, decoding: int, batch_tokens: int, chunk_tokens: int, step_tokens: int = 1
+    *,
+    decoding: int,
+    batch_tokens: int,
+    chunk_tokens: int,
+    block_tokens: int = 1,
+    step_tokens: int = 1,
 ) -> int:
     """Tokens of known context that one pass may compute beside ``decoding`` rows.
 
     What goes beyond a multiple of ``step_tokens`` would be filled up to the next one, and is left for
-    the next pass, unless it is most of the chunk.
+    the next pass, unless it is most of the chunk, or less than a block would remain.
     """
     free = batch_tokens - decoding
     if not decoding:
         return free
     tokens = min(free, chunk_tokens)
     beyond = (decoding + tokens) % step_tokens
-    return tokens - beyond if 2 * beyond <= tokens else tokens
+    left = tokens - beyond
+    return left if left >= max(beyond, block_tokens) else tokens
 
 
 def chunk_end(*, begin: int, context: int, budget: int, block_tokens: int) -> int:

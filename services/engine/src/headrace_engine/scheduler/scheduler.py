@@ -285,6 +285,7 @@ class Scheduler:
             chunk_tokens=settings.prefill_chunk_tokens
             if self.pace is None
             else self.pace.chunk_tokens(),
+            block_tokens=settings.block_tokens,
             step_tokens=settings.step_tokens,
         )
         whole, chunks = budget, list[Chunk]()
