@@ -1,8 +1,9 @@
 """Workloads through the offline API, and one over HTTP: tokens a second and time per token.
 
-``python bench/workloads.py --executor cuda --model DIR --workload w1 w3`` and, as a small run on any
-machine, ``python bench/workloads.py --executor echo``. Every setting of the engine is a flag too.
-Over HTTP there are as many gateways and client processes as ``--gateways`` and ``--clients`` say.
+``python bench/workloads.py --executor cuda --model DIR --out FILE`` runs all but the one over HTTP, and
+``python bench/workloads.py --executor echo`` does so small, on any machine; ``--workload w1 w3`` some.
+Every setting of the engine is a flag too. Over HTTP there are as many gateways and client processes as
+``--gateways`` and ``--clients`` say.
 
 ========  ==========================================================================================
 w1        one stream: 128 in, 512 out. TPOT = (wall of 512 tokens - wall of 1) / 511
@@ -14,10 +15,14 @@ w6        1,000 prompts of 512, 128 out, all at once
 w6-http   the same as streams of the whole stack: server, engine, gateways and clients as processes
 ========  ==========================================================================================
 
+``w1-sampled`` and ``w3-sampled`` are the same at temperature 1, top_p 0.95; all else is greedy. After
+the workloads come the parts of a decode step of each w4 (``step_stages.py``).
+
 ``--size small`` (the default but on cuda) divides every length by 16 and every count by 8. Ends of
 text are ignored. Prompts depend on the workload and the repeat alone, and share no prefix between
 repeats. Beside what was measured at full size on a shape that peers were measured on stand their
-figures, floors and targets (``peers.py``). The last line is JSON: medians, every repeat, settings, commit.
+figures, floors and targets (``peers.py``). The last line is JSON: medians, every repeat, settings, commit,
+machine; ``--out`` writes it to a file as well, after each workload what there is by then.
 """
 
 from __future__ import annotations
@@ -33,7 +38,10 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from headrace_engine.api import Completion, Engine, EngineSettings, Sampling
@@ -41,11 +49,16 @@ from headrace_kit.flags import add_flags, given_flags
 from headrace_kit.settings import load
 from over_http import Stack, Streams, burst, serving
 from peers import comparison, peers_of
+from step_stages import device_stages, host_stages
 from token_gaps import TokenGaps
 
 LARGEST_ID = 10_000
 PREFIX_SEED, FIXED_SEED = 5000, 1000
 NAMES = ("w1", "w2", "w3", "w4-32", "w4-128", "w4-256", "w5", "w6")
+SAMPLED = {"w1-sampled": "w1", "w3-sampled": "w3"}
+"""Workloads at a temperature, and what they are without."""
+SAMPLED_REPEAT = 50
+"""Added to repeats of those, whose prompts must be nobody's."""
 OVER_HTTP = "w6-http"
 
 Prompts = list[list[int]]
@@ -126,16 +139,26 @@ def mixed(size: Size, repeat: int) -> tuple[Prompts, list[int]]:
     return prompts, outputs
 
 
-class Bench:
-    """An engine, a size, and how tokens are chosen."""
+GREEDY = Sampling(1, temperature=0.0)
+DRAWN = Sampling(1, temperature=1.0, top_p=0.95)
 
-    def __init__(self, engine: Engine, size: Size, sampling: Sampling) -> None:
+
+class Bench:
+    """An engine and a size."""
+
+    def __init__(self, engine: Engine, size: Size) -> None:
         self._engine = engine
         self._size = size
-        self._sampling = sampling
+        self._sampling = GREEDY
 
     def measure(self, name: str, repeat: int) -> dict[str, float]:
         """The figures of one repeat of a workload."""
+        if name in SAMPLED:
+            self._sampling = DRAWN
+            try:
+                return self.measure(SAMPLED[name], repeat + SAMPLED_REPEAT)
+            finally:
+                self._sampling = GREEDY
         size = self._size
         # Prompts of one seed begin alike whatever their length: no two workloads share a seed.
         seed = repeat + 100 * NAMES.index(name)
@@ -167,6 +190,20 @@ class Bench:
     def warm_up(self) -> None:
         """What only the first run of anything costs."""
         self._run([[1, 2, 3]], 8)
+        self._run([[4] * self._size.tokens(128)], 8)
+
+    def stages(self, name: str, *, on_device: bool) -> dict[str, float]:
+        """Milliseconds of a decode step of a fixed batch, by part."""
+        count = self._size.prompts(int(name.removeprefix("w4-")))
+        length, seed = self._size.tokens(512), 10_000 * count
+
+        def run(tokens: int) -> Run:
+            nonlocal seed
+            seed += 1
+            return self._run(fixed(count, length, seed), tokens)
+
+        stages = host_stages(self._engine, lambda: run(self._size.tokens(128)))
+        return stages | (device_stages(run) if on_device else {})
 
     def _one_stream(self, seed: int) -> dict[str, float]:
         size = self._size
@@ -269,12 +306,34 @@ def settings_for(given: dict[str, object], size: Size) -> EngineSettings:
     return load(EngineSettings, cli=defaults | given)
 
 
+def machine(*, on_device: bool) -> dict[str, object]:
+    """What ran, and in which versions."""
+    facts: dict[str, object] = {"device": "cpu", "processor": platform.processor()}
+    if on_device:
+        import torch
+
+        asked = "--query-gpu=driver_version,clocks.sm,clocks.max.sm,power.limit"
+        said = _output("nvidia-smi", asked, "--format=csv,noheader").splitlines()
+        # Read while nothing runs: the clock that matters is the one in the load's own time.
+        facts = {
+            "device": torch.cuda.get_device_name(),
+            "driver, clock idle and at most, power limit": said[0] if said else "",
+            "torch": torch.__version__,
+            "triton": version("triton"),
+        }
+    return facts | {"python": platform.python_version(), "cores": os.cpu_count()}
+
+
 def commit() -> str:
-    """What is measured; empty outside a repository."""
-    folder = Path(__file__).parent
-    asked = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
+    """What is measured: BENCH_COMMIT, or what git says; empty outside a repository."""
+    asked = ["-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    return os.environ.get("BENCH_COMMIT", "") or _output("git", *asked)
+
+
+def _output(*command: str) -> str:
+    """What a program prints; empty where it is not there or fails."""
     try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
 
@@ -302,12 +361,62 @@ def _said(figures: dict[str, float]) -> str:
     return "  ".join(f"{key} {value:,.3f}" for key, value in figures.items())
 
 
-def offline_runs(bench: Bench, names: Sequence[str], repeats: int) -> dict[str, Repeated]:
-    """The workloads of the offline API, in this process."""
-    bench.warm_up()
-    gc.collect()
-    gc.freeze()
-    return {name: repeated(bench.measure, name, repeats) for name in names}
+class Report:
+    """What is known of a run so far, as JSON."""
+
+    def __init__(self, out: Path | None, facts: dict[str, object]) -> None:
+        self._out = out
+        self.facts = facts
+        self.workloads: dict[str, Repeated] = {}
+
+    def add(self, name: str, figures: Repeated) -> None:
+        """One more workload; the file is written again."""
+        self.workloads[name] = figures
+        self.write()
+
+    def write(self) -> None:
+        """The file, where one was asked for."""
+        if self._out is not None:
+            self._out.write_text(json.dumps(self.whole(), indent=1) + "\n")
+
+    def whole(self) -> dict[str, object]:
+        """Everything."""
+        return self.facts | {
+            "workloads": {name: asdict(workload) for name, workload in self.workloads.items()}
+        }
+
+    def medians(self) -> dict[str, dict[str, float]]:
+        """Of each workload; the start is one."""
+        known = {name: workload.median for name, workload in self.workloads.items()}
+        if "ready_s" in self.facts:
+            known["start"] = {"ready_s": cast("float", self.facts["ready_s"])}
+        return known
+
+
+def offline_runs(
+    report: Report, settings: EngineSettings, size: Size, names: Sequence[str], repeats: int
+) -> tuple[str, int]:
+    """The workloads of the offline API, in this process. Returns architecture and vocabulary."""
+    on_device = settings.executor == "cuda"
+    began = time.perf_counter()
+    with Engine(settings=settings) as engine:
+        report.facts |= {"model": asdict(engine.shape), "ready_s": time.perf_counter() - began}
+        print(f"{engine.name}, ready after {report.facts['ready_s']:.1f} s", flush=True)
+        bench = Bench(engine, size)
+        bench.warm_up()
+        gc.collect()
+        gc.freeze()
+        for name in names:
+            report.add(name, repeated(bench.measure, name, repeats))
+        metrics = engine.get_schedule_metrics()
+        report.facts |= {"preemptions": metrics.preemptions, "evictions": metrics.evictions}
+        stages: dict[str, dict[str, float]] = {}
+        for name in [name for name in names if name.startswith("w4")]:
+            stages[name] = bench.stages(name, on_device=on_device)
+            print(f"{name:7} of a step: {_said(stages[name])}", flush=True)
+        report.facts["stages"] = stages
+        report.write()
+        return engine.shape.architecture, engine.shape.vocabulary
 
 
 def main() -> None:
@@ -315,60 +424,46 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workload", nargs="+", choices=[*NAMES, OVER_HTTP], default=["w1", "w3"])
+    every = [*NAMES, *SAMPLED]
+    parser.add_argument("--workload", nargs="+", choices=[*every, OVER_HTTP], default=every)
     parser.add_argument("--gateways", type=int, default=1)
     parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--size", choices=["full", "small"])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--sampled", action="store_true", help="temperature 1, top_p 0.95")
+    parser.add_argument("--out", type=Path, metavar="FILE")
     add_flags(parser, EngineSettings)
     flags = parser.parse_args()
     given = {name: value for name, value in given_flags(flags).items() if value is not None}
     full = flags.size == "full" or (flags.size is None and given.get("executor") == "cuda")
     size = FULL if full else SMALL
     settings = settings_for(given, size)
-    sampling = Sampling(1, temperature=0.0)
-    if flags.sampled:
-        sampling = Sampling(1, temperature=1.0, top_p=0.95)
-    facts: dict[str, object] = {}
-    workloads: dict[str, Repeated] = {}
+    report = Report(
+        flags.out,
+        {
+            "bench": "workloads",
+            "date": f"{date.today()}",
+            "commit": commit(),
+            "size": "full" if full else "small",
+            "settings": settings.model_dump(mode="json", exclude_unset=True, exclude={"model"}),
+            "machine": machine(on_device=settings.executor == "cuda"),
+        },
+    )
     shape: tuple[str, int] = ("", 0)
     offline = [name for name in flags.workload if name != OVER_HTTP]
     if offline:
-        began = time.perf_counter()
-        with Engine(settings=settings) as engine:
-            facts = {"model": asdict(engine.shape), "ready_s": time.perf_counter() - began}
-            print(f"{engine.name}, ready after {facts['ready_s']:.1f} s", flush=True)
-            shape = (engine.shape.architecture, engine.shape.vocabulary)
-            workloads |= offline_runs(Bench(engine, size, sampling), offline, flags.repeats)
-            metrics = engine.get_schedule_metrics()
-            facts |= {"preemptions": metrics.preemptions, "evictions": metrics.evictions}
+        shape = offline_runs(report, settings, size, offline, flags.repeats)
     if OVER_HTTP in flags.workload:
         with serving(settings, flags.gateways) as stack:
             print(f"over HTTP, ready after {stack.ready_s:.1f} s", flush=True)
             shape = (stack.architecture, stack.vocabulary)
             over = HttpBench(stack, size, flags.clients)
             over.warm_up()
-            workloads[OVER_HTTP] = repeated(over.measure, OVER_HTTP, flags.repeats)
             counts = {"gateways": flags.gateways, "clients": flags.clients}
-            facts["http"] = {**counts, "ready_s": stack.ready_s}
-    if full and not flags.sampled:
-        medians = {name: workload.median for name, workload in workloads.items()}
-        print(comparison(peers_of(*shape), medians))
-    print(
-        json.dumps(
-            {
-                "bench": "workloads",
-                "commit": commit(),
-                "size": "full" if full else "small",
-                "sampled": flags.sampled,
-                "settings": settings.model_dump(exclude_unset=True),
-                "machine": {"processor": platform.processor(), "cores": os.cpu_count()},
-                **facts,
-                "workloads": {name: asdict(workload) for name, workload in workloads.items()},
-            }
-        )
-    )
+            report.facts["http"] = {**counts, "ready_s": stack.ready_s}
+            report.add(OVER_HTTP, repeated(over.measure, OVER_HTTP, flags.repeats))
+    if full:
+        print(comparison(peers_of(*shape), report.medians()))
+    print(json.dumps(report.whole()))
 
 
 if __name__ == "__main__":

@@ -27,24 +27,51 @@ def bench() -> ModuleType:
     return module
 
 
-@pytest.mark.timeout(280)
-def test_every_workload_ends_with_its_figures_as_json() -> None:
-    names = ["w1", "w2", "w3", "w4-32", "w5", "w6", "w6-http"]
+def run_bench(*arguments: str) -> tuple[str, dict[str, Any]]:
+    """What a small run prints, and its last line."""
     done = subprocess.run(
-        [sys.executable, str(BENCH), "--executor", "echo", "--repeats", "2", "--workload", *names],
+        [sys.executable, str(BENCH), "--executor", "echo", *arguments],
         capture_output=True,
         text=True,
         timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert (result["size"], list(result["workloads"])) == ("small", names)
+    return done.stdout, json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.timeout(280)
+def test_every_workload_ends_with_its_figures_as_json(bench: ModuleType, tmp_path: Path) -> None:
+    written = tmp_path / "result.json"
+    every = [*bench.NAMES, *bench.SAMPLED, bench.OVER_HTTP]
+    flags = ("--repeats", "2", "--out", str(written))
+    _, result = run_bench(*flags, "--workload", *every)
+    assert json.loads(written.read_text()) == result
+    assert (result["size"], list(result["workloads"])) == ("small", every)
     for name, workload in result["workloads"].items():
         assert len(workload["repeats"]) == 2
         cached = workload["median"].get("cached_tokens", 0)
         # Only the shared prefix may be found again.
         assert (cached > 0) == (name == "w5"), name
+    assert result["machine"]["device"] == "cpu"
+    assert set(result["stages"]) == {"w4-32", "w4-128", "w4-256"}
+    for stages in result["stages"].values():
+        assert stages["host_plan_ms"] > 0
+
+
+def test_kernels_are_told_apart_by_name(bench: ModuleType) -> None:
+    kind_of = sys.modules["step_stages"].kind_of
+    names = {
+        "_decode_attention": "attention",
+        "nvjet_sm90_tst_448x64_64x3_1x2_h_bz_coopB_TNN": "products",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float>": "products",
+        "_product": "products",
+        "_residual_norm": "norms, rope, swiglu",
+        "_finish_argmax": "sampling",
+        "Memcpy DtoH (Device -> Pinned)": "messages and copies",
+        "something_new": "other",
+    }
+    assert {name: kind_of(name) for name in names} == names
 
 
 def test_the_mixed_workload_has_the_known_number_of_tokens(bench: ModuleType) -> None:
