@@ -24,7 +24,7 @@ from headrace_engine.executor.base import (
     RoundsItsSteps,
     sequence_tokens,
 )
-from headrace_engine.executor.cuda_ahead import Rehearsal, begin_compiling
+from headrace_engine.executor.cuda_ahead import Compiling, Rehearsal, begin_compiling
 from headrace_engine.executor.echo import EchoExecutor
 from headrace_engine.kernels.build import default_cache_dir
 from headrace_engine.kernels.gpu.card import Card, find_card
@@ -91,9 +91,11 @@ def load_model(settings: EngineSettings, percent: Percent) -> LoadedModel:
             tokenizer = _tokenizer(settings.model)
             return LoadedModel(name, _cpu(settings, progress), tokenizer)
         case "cuda":
-            # First: without a device nothing else need be read.
-            executor = _cuda(settings, progress)
-            return LoadedModel(name, executor, _tokenizer(settings.model))
+            card = find_card()
+            # Without a device nothing else need be read; with one, what is small before the weights.
+            tokenizer = None if card is None else _tokenizer(settings.model)
+            executor = _cuda(settings, card, progress)
+            return LoadedModel(name, executor, tokenizer or _tokenizer(settings.model))
         case _:
             assert_never(settings.executor)
 
@@ -265,10 +267,20 @@ def _cpu(settings: EngineSettings, progress: Progress) -> Executor:
     )
 
 
-def _cuda(settings: EngineSettings, progress: Progress) -> Executor:
-    card = find_card()
+def _cuda(settings: EngineSettings, card: Card | None, progress: Progress) -> Executor:
     # Before torch is imported, which takes as long as many a kernel.
-    ready = None if card is None else begin_compiling(rehearsal_of(settings, card))
+    compiling = None if card is None else begin_compiling(rehearsal_of(settings, card))
+    try:
+        return _cuda_beside(settings, progress, compiling)
+    except BaseException:
+        if compiling is not None:
+            compiling.stop()
+        raise
+
+
+def _cuda_beside(
+    settings: EngineSettings, progress: Progress, compiling: Compiling | None
+) -> Executor:
     try:
         from headrace_engine.executor.cuda import CudaExecutor
     except ModuleNotFoundError as missing:
@@ -281,7 +293,7 @@ def _cuda(settings: EngineSettings, progress: Progress) -> Executor:
         sha256=settings.model_sha256,
         cache_dir=None if settings.cache_dir is None else Path(settings.cache_dir).expanduser(),
         progress=progress,
-        ready=ready,
+        ready=None if compiling is None else compiling.ready,
     )
 
 

@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 from headrace_engine.errors import ModelRejected
-from headrace_engine.executor.cuda_ahead import Rehearsal, begin_compiling, compile_apart
+from headrace_engine.executor.cuda_ahead import (
+    Compiling,
+    Rehearsal,
+    begin_compiling,
+    compile_apart,
+)
 from headrace_engine.kernels.gpu.card import Card
 
 pytestmark = pytest.mark.torch
@@ -117,11 +122,25 @@ def test_a_process_that_fails_ends_no_start(
     start: Rehearsal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    ready = begin_compiling(start)
-    assert ready is not None
-    ready()
+    compiling = begin_compiling(start)
+    assert compiling is not None
+    compiling.ready()
     with pytest.raises(RuntimeError, match="sm_90:132"):
         compile_apart(start, 1)
+
+
+@pytest.mark.parametrize("how", ["stopped", "left"])
+def test_it_ends_with_the_start(start: Rehearsal, how: str) -> None:
+    compiling = Compiling(start, 1)
+    pid = compiling.pid
+    os.kill(pid, 0)
+    if how == "stopped":
+        compiling.stop()
+    else:
+        compiling.leave()
+        assert compiling.result(60) is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_nothing_is_begun_where_a_note_says_that_all_is_there(start: Rehearsal) -> None:

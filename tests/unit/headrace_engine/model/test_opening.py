@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from headrace_engine.errors import ModelRejected
-from headrace_engine.model.opening import open_model
+from headrace_engine.model.opening import open_model, read_config
 from support import gguf_files
 from support.hf_folders import HF_CONFIG, folder
 
@@ -35,3 +36,20 @@ def test_something_that_is_no_model_is_refused(tmp_path: Path) -> None:
 def test_a_sha256_is_checked_for_files_only(tmp_path: Path) -> None:
     with pytest.raises(ModelRejected, match="checked for files, not for folders"):
         open_model(str(folder(tmp_path, HF_CONFIG)), sha256="00" * 32)
+
+
+def test_weights_of_more_layers_than_the_configuration_says_are_refused(tmp_path: Path) -> None:
+    beyond = {"model.layers.1.input_layernorm.weight": {"dtype": "F32", "shape": [64]}}
+    header = json.dumps({name: one | {"data_offsets": [0, 256]} for name, one in beyond.items()})
+    path = folder(tmp_path, HF_CONFIG) / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(256))
+    with pytest.raises(
+        ModelRejected, match=r"model\.layers\.1\..*, but its configuration says 1 layers"
+    ):
+        open_model(str(tmp_path))
+
+
+def test_a_configuration_alone_is_read(tmp_path: Path, model: Path) -> None:
+    (folder(tmp_path, HF_CONFIG) / "model.safetensors").unlink()
+    assert read_config(str(tmp_path)).hidden == 64
+    assert read_config(str(model)) == open_model(str(model)).weights.config

@@ -129,7 +129,9 @@ class CudaExecutor:
         """
         place = torch.device(device)
         if place.type == "cuda" and not torch.cuda.is_available():
-            raise ModelRejected(f"no CUDA device is usable here (asked for {device!r})")
+            raise ModelRejected(
+                f"no CUDA device is usable here (asked for {device!r}): {_why_no_device()}"
+            )
         keep_kernels((cache_dir or default_cache_dir()) / "triton")
         opened = open_model(model, sha256=sha256)
         check_config(opened.weights.config, str(opened.path))
@@ -601,6 +603,15 @@ class CudaExecutor:
                 self._decode_step(self._inbox, rows, step, shared=shared)
             self._graphs[rows, step, shared] = graph
         self._prefills.capture(self._stream, pool)
+
+
+def _why_no_device() -> str:
+    """What torch says of it: no driver, one that is too old and its version, no CUDA in the build."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).partition("\n")[0]
+    return "torch finds none"
 
 
 def _append(words: NDArray[np.int32], at: int, column: NDArray[np.int32]) -> tuple[slice, int]:

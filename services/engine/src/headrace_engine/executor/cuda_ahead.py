@@ -14,9 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -143,50 +146,83 @@ def compile_kernels(rehearsal: Rehearsal, jobs: int) -> Compiled:
     return Compiled(found, compiled)
 
 
+class Compiling:
+    """A process that compiles, with those it forks. It ends when whoever started it does, or when
+    this object goes."""
+
+    def __init__(self, rehearsal: Rehearsal, jobs: int) -> None:
+        module = "headrace_engine.executor.cuda_ahead"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, str(jobs), rehearsal.json()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        # Held open: at its end the process ends. ``communicate`` would close it.
+        self._held, self._process.stdin = self._process.stdin, None
+
+    def result(self, timeout_s: float | None = None) -> Compiled | None:
+        """Waits for its end; None where it failed, or took longer."""
+        try:
+            told, _ = self._process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            return None
+        self.leave()
+        return None if self._process.returncode else Compiled(*json.loads(told))
+
+    def ready(self) -> None:
+        """For an executor: returns when all is compiled. What went wrong is told, and no more: the
+        start then compiles by itself."""
+        done = self.result(_LONGEST_S)
+        if done is None:
+            log.warning("kernels.not_compiled_ahead", exit_code=self._process.returncode)
+        else:
+            log.info("kernels.compiled_ahead", found=done.found, compiled=done.compiled)
+
+    @property
+    def pid(self) -> int:
+        """Of the process, which leads a group of its own."""
+        return self._process.pid
+
+    def leave(self) -> None:
+        """What the end of this process does: that one finds its input closed, and ends."""
+        if self._held is not None:
+            self._held.close()
+
+    def stop(self) -> None:
+        """Ends it, and all that it forked."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+        self.leave()
+
+
 def compile_apart(rehearsal: Rehearsal, jobs: int) -> Compiled:
-    """The same in a process of its own, and waits for it. Raises RuntimeError where that fails, with
+    """Compiles in a process of its own, and waits for it. Raises RuntimeError where that fails, with
     the reason on standard error."""
-    process = _start(rehearsal, jobs)
-    told, _ = process.communicate()
-    if process.returncode:
+    done = Compiling(rehearsal, jobs).result()
+    if done is None:
         raise RuntimeError(f"kernels for {rehearsal.card} were not compiled")
-    return Compiled(*json.loads(told))
+    return done
 
 
-def begin_compiling(rehearsal: Rehearsal) -> Callable[[], None] | None:
-    """Starts a process that compiles what is missing, beside the loading of weights; returns a
-    function that waits for it. None: nothing is missing, as far as a note tells.
-
-    Whatever goes wrong there is told, and no more: the start then compiles by itself.
-    """
+def begin_compiling(rehearsal: Rehearsal) -> Compiling | None:
+    """Compiles what is missing in a process of its own, beside the loading of weights. None: nothing
+    is missing, as far as a note tells."""
     note = rehearsal.note()
     kept = Path(os.environ.get("TRITON_CACHE_DIR") or rehearsal.folder)
     if any((folder / note).exists() for folder in (kept, PREBUILT)):
         return None
-    process = _start(rehearsal, processes())
-
-    def ready() -> None:
-        try:
-            told, _ = process.communicate(timeout=_LONGEST_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            told, _ = process.communicate()
-        if process.returncode:
-            log.warning("kernels.not_compiled_ahead", exit_code=process.returncode)
-            return
-        done = Compiled(*json.loads(told))
-        log.info("kernels.compiled_ahead", found=done.found, compiled=done.compiled)
-
-    return ready
+    return Compiling(rehearsal, processes())
 
 
-def _start(rehearsal: Rehearsal, jobs: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "headrace_engine.executor.cuda_ahead", str(jobs), rehearsal.json()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def _end_with_our_starter() -> None:
+    """Body of a thread."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def processes() -> int:
@@ -213,6 +249,7 @@ def _version(package: str) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Body of the process: jobs at once and a rehearsal are given, what was done goes to the output."""
+    threading.Thread(target=_end_with_our_starter, daemon=True).start()
     try:
         done = compile_kernels(Rehearsal.parse(argv[1]), jobs=int(argv[0]))
     except (ModuleNotFoundError, RuntimeError) as error:

@@ -110,6 +110,11 @@ def read_weights(
     ``interleaved``: rows of Q and K are stored pair by pair, as GGUF llama files have them.
     Raises ModelRejected naming file and tensor.
     """
+    beyond = names["attention_norm"].format(config.layers)
+    if beyond in checkpoint:
+        raise ModelRejected(
+            f"{config.name}: has a tensor {beyond}, but its configuration says {config.layers} layers"
+        )
     source = _Source(config, checkpoint, names, interleaved=interleaved)
     embedding = source.matrix("embedding", config.vocabulary, config.hidden)
     tied = config.tied_output

@@ -40,6 +40,15 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "weights are quantized by gptq, which is not read",
+        ),
+        ({"rope_parameters": [1]}, "rope_parameters is [1], expected an object"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": float("inf")}},
+            "factor is inf, expected a positive number",
+        ),
         ({"architectures": ["MambaForCausalLM"]}, "unknown architecture MambaForCausalLM"),
         ({"architectures": None}, "unknown architecture none"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),

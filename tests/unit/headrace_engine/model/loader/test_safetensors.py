@@ -44,3 +44,36 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         ModelRejected, match=r"model-00001-of-00002\.safetensors: named by the index"
     ):
         open_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("entries", "why"),
+    [
+        ({"a": {"shape": ["84"]}}, "whole number"),
+        ({"a": {"shape": [None]}}, "whole number"),
+        ({"a": {"shape": [84.0]}}, "whole number"),
+        ({"a": {"shape": [-3, -4]}}, "whole number"),
+        ({"a": {"shape": [0]}}, "whole number"),
+        ({"a": {"data_offsets": [0.5, 336.5]}}, "whole number"),
+        ({"a": {"data_offsets": [-336, 0]}}, "whole number"),
+        ({"a": {"data_offsets": [336, 0]}}, "ends before it begins"),
+        ({"a": {}, "b": {"data_offsets": [4, 340]}}, "b and a have bytes in common"),
+    ],
+)
+def test_a_header_that_says_what_cannot_be_is_refused(
+    tmp_path: Path, entries: dict[str, dict[str, object]], why: str
+) -> None:
+    plain = {"dtype": "F32", "shape": [84], "data_offsets": [0, 336]}
+    header = json.dumps({name: plain | entry for name, entry in entries.items()}).encode()
+    path = folder(tmp_path, HF_CONFIG) / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(340))
+    with pytest.raises(ModelRejected, match=f"header is damaged: .*{why}"):
+        open_model(str(tmp_path))
+
+
+def test_a_header_of_brackets_is_refused(tmp_path: Path) -> None:
+    header = b"[" * 200_000
+    path = folder(tmp_path, HF_CONFIG) / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ModelRejected, match="header is damaged"):
+        open_model(str(tmp_path))

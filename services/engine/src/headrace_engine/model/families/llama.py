@@ -5,6 +5,7 @@ Qwen2 differs by biases on Q, K and V; Qwen3 by norms on each head of Q and K.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, cast
@@ -94,6 +95,14 @@ def config_from_hf(path: Path, config: Mapping[str, object], *, output_stored: b
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise ModelRejected(f"{read.origin}: hidden_act {activation!r} is not computed, only silu")
+    if (quantization := config.get("quantization_config")) is not None:
+        method: object = quantization
+        if isinstance(quantization, dict):
+            method = cast("dict[str, object]", quantization).get("quant_method", "unnamed")
+        raise ModelRejected(
+            f"{read.origin}: weights are quantized by {method}, which is not read; read are plain "
+            "float32, float16 and bfloat16, and 4-bit GGUF files"
+        )
     for flag in ("attention_bias", "mlp_bias", "use_sliding_window"):
         if config.get(flag):
             raise ModelRejected(f"{read.origin}: {flag} is not supported")
@@ -183,7 +192,11 @@ class _Reader:
     def number(self, key: str, default: float | None = None) -> float:
         value = self.values.get(key)
         value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or not 0 < value < math.inf
+        ):
             raise ModelRejected(f"{self.origin}: {key} is {value!r}, expected a positive number")
         return float(value)
 
@@ -211,6 +224,8 @@ def _hf_rope(read: _Reader) -> tuple[float, RopeScaling | None]:
         value = read.values.get(key)
         if isinstance(value, dict):
             rope = cast("dict[str, object]", value)
+        elif value is not None:
+            raise ModelRejected(f"{read.origin}: {key} is {value!r}, expected an object")
     inner = _Reader(read.origin, rope)
     theta = inner.number("rope_theta") if "rope_theta" in rope else read.number("rope_theta", 1e4)
     kind = rope.get("rope_type", rope.get("type", "default"))

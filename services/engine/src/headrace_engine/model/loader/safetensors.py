@@ -134,9 +134,30 @@ def _read_header(file: Path, header: bytes, start: int) -> dict[str, _Entry]:
         for name, entry in table.items():
             if name == "__metadata__":
                 continue
-            begin, end = cast("list[int]", entry["data_offsets"])
-            shape = tuple(cast("list[int]", entry["shape"]))
+            begin, end = _counts(entry["data_offsets"], least=0)
+            shape = tuple(_counts(entry["shape"], least=1))
             entries[name] = _Entry(file, str(entry["dtype"]), shape, start + begin, start + end)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        _check_apart(entries)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelRejected(f"{file}: the safetensors header is damaged: {error}") from error
     return entries
+
+
+def _counts(value: object, *, least: int) -> list[int]:
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r} is not a list")
+    for count in cast("list[object]", value):
+        if not isinstance(count, int) or isinstance(count, bool) or count < least:
+            raise ValueError(f"{count!r} in {value!r} is not a whole number of at least {least}")
+    return cast("list[int]", value)
+
+
+def _check_apart(entries: dict[str, _Entry]) -> None:
+    """Raises ValueError where a tensor ends before it begins, or two have bytes in common."""
+    end, last = 0, ""
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.end < entry.begin:
+            raise ValueError(f"{name} ends before it begins")
+        if entry.begin < end:
+            raise ValueError(f"{name} and {last} have bytes in common")
+        end, last = entry.end, name
