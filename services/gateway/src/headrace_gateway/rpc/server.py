@@ -16,6 +16,7 @@ from headrace_gateway.auth.keys import Authenticator
 from headrace_gateway.inference.readiness import Readiness
 from headrace_gateway.inference.service import InferenceService
 from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.rpc.decoding import Decoding
 from headrace_gateway.rpc.guard import Guard
 from headrace_gateway.rpc.servicer import SERVICE, InferenceServicer
 from headrace_gateway.settings import GatewaySettings
@@ -49,7 +50,7 @@ class RpcServer:
         self._settings = settings
         self._health = cast(_Health, health.aio.HealthServicer())  # pyright: ignore
         self._server = grpc.aio.server(
-            interceptors=[Guard(auth)],
+            interceptors=[Guard(auth), Decoding(SERVICE)],
             options=[
                 ("grpc.max_receive_message_length", settings.max_body_bytes),
                 ("grpc.so_reuseport", 0),

@@ -28,6 +28,7 @@ from headrace_gateway.inference.running import Running
 from headrace_gateway.inference.service import InferenceService
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.rpc.convert import call_of, event_of, usage_of
+from headrace_gateway.rpc.decoding import Unreadable, whole
 from headrace_gateway.rpc.guard import metadata_value
 from headrace_gateway.rpc.statuses import STATUS_CODES, Context, refuse, status_of
 
@@ -64,31 +65,35 @@ class InferenceServicer:
         self._max_deadline_s = max_deadline_s
         self._tracing = tracing
 
-    async def Generate(self, request: GenerateRequest, context: Context) -> None:
+    async def Generate(self, request: GenerateRequest | Unreadable, context: Context) -> None:
         """Streams a call's events. The client's deadline travels to the engine as what is left."""
         async with self._answering("Generate", context) as span:
-            await self._generate(request, context, span)
+            await self._generate(whole(request), context, span)
 
-    async def Resume(self, request: ResumeRequest, context: Context) -> None:
+    async def Resume(self, request: ResumeRequest | Unreadable, context: Context) -> None:
         """Streams what comes after a cursor in a request of the same key."""
         async with self._answering("Resume", context) as span:
+            asked = whole(request)
             caller = await self._caller(context)
-            running = await self._service.resume(request.id, request.after, caller, span=span)
-            await _stream(running, context, token_ids=request.return_token_ids)
+            running = await self._service.resume(asked.id, asked.after, caller, span=span)
+            await _stream(running, context, token_ids=asked.return_token_ids)
 
-    async def Cancel(self, request: CancelRequest, context: Context) -> CancelResponse:
+    async def Cancel(self, request: CancelRequest | Unreadable, context: Context) -> CancelResponse:
         """Cancels a request of the same key, wherever it is."""
         async with self._answering("Cancel", context):
             caller = await self._caller(context)
             try:
-                cancelled = await self._service.cancel(request.id, caller)
+                cancelled = await self._service.cancel(whole(request).id, caller)
             except RequestNotFound:
                 cancelled = False
             return CancelResponse(cancelled=cancelled)
 
-    async def ListModels(self, _request: ListModelsRequest, context: Context) -> ListModelsResponse:
+    async def ListModels(
+        self, request: ListModelsRequest | Unreadable, context: Context
+    ) -> ListModelsResponse:
         """The models that the key may use."""
         async with self._answering("ListModels", context):
+            whole(request)
             models = await self._service.models(await self._caller(context))
             return ListModelsResponse(
                 models=[
