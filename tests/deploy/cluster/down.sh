@@ -30,12 +30,12 @@ for name in kubelet names dns proxy scheduler controllers apiserver etcd; do end
 
 docker ps -aq --filter label=io.kubernetes.pod.uid 2>/dev/null | xargs -r docker rm -f -v >/dev/null 2>&1
 [ ! -x "$BIN/kube-proxy" ] || "$BIN/kube-proxy" --cleanup >/dev/null 2>&1
-# What the proxy's own cleaning leaves: chains of the kubelet and of the pods' network.
+# What the proxy's own cleaning leaves: chains of the kubelet, of the pods' network and of tests.
 for table in mangle filter nat; do
-    iptables-save -t $table 2>/dev/null | sed -n 's/^-A \(.*-j \(KUBE\|CNI\)-.*\)/\1/p' |
+    iptables-save -t $table 2>/dev/null | sed -n 's/^-A \(.*-j \(KUBE\|CNI\|TEST\)-.*\)/\1/p' |
         while read -r rule; do eval "iptables -w -t $table -D $rule"; done
     for action in -F -X; do
-        iptables-save -t $table 2>/dev/null | sed -n 's/^:\(\(KUBE\|CNI\)-[^ ]*\) .*/\1/p' |
+        iptables-save -t $table 2>/dev/null | sed -n 's/^:\(\(KUBE\|CNI\|TEST\)-[^ ]*\) .*/\1/p' |
             while read -r chain; do iptables -w -t $table $action "$chain"; done
     done
 done
