@@ -18,6 +18,7 @@ from headrace_engine.executor import cuda_sharing
 from headrace_engine.executor.base import ExecutorLimits
 from headrace_engine.executor.cpu import CpuExecutor
 from headrace_engine.executor.cuda import CudaExecutor
+from headrace_engine.executor.cuda_prefill import PrefillGraphs
 from headrace_engine.model import cuda_decoder
 from headrace_engine.model.cuda_decoder import FRESH_TOKENS
 from headrace_engine.state.batch import BatchData, BatchOutput, ResolvedCopy
@@ -156,7 +157,15 @@ def test_rows_that_share_a_beginning_read_it_once(
     driver.executor.close()
 
 
-def test_copies_move_whole_blocks_before_and_after_the_step(tmp_path: Path) -> None:
+def test_copies_move_whole_blocks_before_and_after_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In steps that no captured one has room for."""
+
+    def full(*_: object) -> None:
+        """No kind fits."""
+
+    monkeypatch.setattr(PrefillGraphs, "fit", full)
     driver = cuda(save(tiny_model("llama", num_hidden_layers=1), tmp_path))
     prompt = PROMPTS[2]
     expected = driver.run([Run(0, 0, prompt, 0, driver.start(0, prompt))]).tokens.tolist()
