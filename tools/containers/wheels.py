@@ -36,13 +36,22 @@ def cuda_wheel_folder() -> Path:
     return _folder("wheels-cuda", (*_SETS, _CUDA))
 
 
-def _folder(name: str, sets: Sequence[Path]) -> Path:
+def cuda_wheels_are_there() -> bool:
+    """Whether ``cuda_wheel_folder`` would fetch nothing."""
+    return _place("wheels-cuda", (*_SETS, _CUDA)).exists()
+
+
+def _place(name: str, sets: Sequence[Path]) -> Path:
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sets)).hexdigest()[:16]
-    folder = CACHE / name / digest
+    return CACHE / name / digest
+
+
+def _folder(name: str, sets: Sequence[Path]) -> Path:
+    folder = _place(name, sets)
     if folder.exists():
         return folder
     with told(f"downloading the wheels of the images ({name})"):
-        fresh = folder.with_name(f"{digest}.{os.getpid()}")
+        fresh = folder.with_name(f"{folder.name}.{os.getpid()}")
         fresh.mkdir(parents=True)
         python = run([ROOT / "tools/find_python.sh", "3.11"]).strip()
         download = [python, "-m", "pip", "download", "-q", "--only-binary", ":all:", "--no-deps"]
