@@ -151,3 +151,22 @@ def test_a_conversation_ends_with_the_input_and_survives_a_refusal(
     assert capsys.readouterr().out.count("Hello\n") == 2
     run_with(ScriptedApi(b"no", status=503), None, ["Hi"])
     assert "[HTTP 503: no]" in capsys.readouterr().out
+
+
+def test_input_that_is_no_text_is_told() -> None:
+    def broken(prompt: str) -> str:
+        return b"\xff".decode()
+
+    class Here(ScriptedEndpoint):
+        api = staticmethod(ScriptedApi())
+
+    with pytest.raises(CommandFailed, match="not text"):
+        run(
+            Here("http://x", "k"),
+            model="m",
+            message=None,
+            system=None,
+            max_tokens=None,
+            temperature=0.3,
+            read=broken,
+        )

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from headrace_cli.endpoint import Endpoint, check, error_message, event, first_model, texts
+from headrace_cli.endpoint import (
+    Endpoint,
+    check,
+    error_message,
+    event,
+    first_model,
+    request_path,
+    texts,
+)
 from headrace_cli.errors import CommandFailed
 from headrace_cli.state import RunningStack, StateDir
 
@@ -102,6 +110,33 @@ def test_an_api_that_does_not_answer_is_told() -> None:
     with httpx.Client(transport=httpx.MockTransport(refuse), base_url="http://x") as client:
         with pytest.raises(CommandFailed, match="does not answer: refused"):
             first_model(client)
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://x:port", "junk", "ftp://x", "http://"])
+def test_what_is_no_address_is_refused(state: StateDir, url: str) -> None:
+    with pytest.raises(CommandFailed, match="no address of an API"):
+        Endpoint.find(url, "k", state, {})
+
+
+@pytest.mark.parametrize("key", ["é", "a\nb"])
+def test_what_is_no_key_is_refused_and_not_shown(state: StateDir, key: str) -> None:
+    with pytest.raises(CommandFailed, match="printable ASCII") as caught:
+        Endpoint.find("http://x", f"secret{key}", state, {})
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("request_id", "path"),
+    [("cmpl-1", "cmpl-1"), ("../../admin/keys/k", "..%2F..%2Fadmin%2Fkeys%2Fk"), ("a?b", "a%3Fb")],
+)
+def test_an_id_is_one_part_of_a_path(request_id: str, path: str) -> None:
+    assert request_path(request_id) == f"/v1/requests/{path}"
+
+
+@pytest.mark.parametrize("request_id", ["", "a" * 70_000])
+def test_what_can_be_no_id_is_not_asked_for(request_id: str) -> None:
+    with pytest.raises(CommandFailed, match="1 to 256 characters"):
+        request_path(request_id)
 
 
 def test_a_key_may_be_in_a_file(tmp_path: Path) -> None:

@@ -40,10 +40,16 @@ def test_spans_of_time_are_understood(text: str, ms: int) -> None:
     assert span_ms(text) == ms
 
 
-@pytest.mark.parametrize("text", ["", "30", "d", "-1d", "0d", "1y", "1.5h"])
+@pytest.mark.parametrize("text", ["", "30", "d", "-1d", "0d", "1y", "1.5h", "９d"])
 def test_what_is_no_span_of_time_is_refused(text: str) -> None:
     with pytest.raises(CommandFailed, match="no span of time"):
         span_ms(text)
+
+
+def test_a_span_that_no_calendar_holds_is_refused_and_a_key_that_has_one_is_listed() -> None:
+    with pytest.raises(CommandFailed, match="more than a hundred years"):
+        span_ms("999999999d")
+    assert f"expires {10**18} ms" in describe(key(expires_ms=10**18), 0)
 
 
 @pytest.mark.parametrize(

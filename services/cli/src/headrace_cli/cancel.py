@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from headrace_cli.endpoint import Endpoint, check
+from headrace_cli.endpoint import Endpoint, check, request_path
 from headrace_cli.errors import CommandFailed
 
 
@@ -12,7 +12,7 @@ def run(endpoint: Endpoint, request_id: str) -> None:
     """Cancels it. Raises CommandFailed when it is unknown or over."""
     with endpoint.client() as client:
         try:
-            answer = client.delete(f"/v1/requests/{request_id}")
+            answer = client.delete(request_path(request_id))
         except httpx.TransportError as error:
             raise CommandFailed(f"{endpoint.url} does not answer: {error}") from error
     check(answer)

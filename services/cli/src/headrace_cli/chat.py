@@ -127,5 +127,7 @@ def _lines(read: Callable[[str], str]) -> Iterator[str]:
         except (EOFError, KeyboardInterrupt):
             print()
             return
+        except UnicodeDecodeError as error:
+            raise CommandFailed(f"The input is not text: {error}.") from error
         if line:
             yield line

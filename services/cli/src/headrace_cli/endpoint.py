@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
+from urllib.parse import quote
 
 import httpx
 
@@ -15,6 +16,7 @@ from headrace_cli.state import StateDir
 
 TIMEOUT: Final = httpx.Timeout(30.0, read=600.0)
 """Seconds. A first token may take long under load."""
+MAX_ID: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,9 @@ class Endpoint:
                 f"There is no API key for {base}.",
                 hint="Give --api-key, or set HEADRACE_API_KEY or HEADRACE_API_KEY_FILE.",
             )
+        _check_url(base)
+        if not (found.isascii() and found.isprintable()):
+            raise CommandFailed("The API key holds what no key has: keys are printable ASCII.")
         return cls(base.rstrip("/").removesuffix("/v1"), found)
 
     @property
@@ -61,6 +66,22 @@ class Endpoint:
         return httpx.AsyncClient(
             base_url=self.url, headers=self.headers, timeout=TIMEOUT, limits=limits
         )
+
+
+def request_path(request_id: str) -> str:
+    """Where a request is at the API. Raises CommandFailed for what can be no id."""
+    if not 0 < len(request_id) <= MAX_ID:
+        raise CommandFailed(f"A request's id has 1 to {MAX_ID} characters.")
+    return f"/v1/requests/{quote(request_id, safe='')}"
+
+
+def _check_url(url: str) -> None:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise CommandFailed(f"{url} is no address of an API: {error}.") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise CommandFailed(f"{url} is no address of an API.", hint="Write http://host:port.")
 
 
 def _key_file(environ: Mapping[str, str]) -> str | None:

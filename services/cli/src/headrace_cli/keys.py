@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from headrace_gateway.auth.keys import KeyStore
+from headrace_gateway.auth.keys import LONGEST_MS, KeyStore
 from headrace_kit.clock import SystemClock
 from headrace_transport.address import Access
 from headrace_transport.interface import ApiKey
@@ -22,7 +22,7 @@ from headrace_cli.access import from_environment, open_wire, running_stack
 from headrace_cli.errors import CommandFailed
 from headrace_cli.state import StateDir
 
-_SPAN: Final = re.compile(r"(\d+)([smhdw])")
+_SPAN: Final = re.compile(r"([0-9]{1,9})([smhdw])")
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 
@@ -180,7 +180,10 @@ def span_ms(text: str) -> int:
     found = _SPAN.fullmatch(text.strip())
     if found is None or int(found[1]) == 0:
         raise CommandFailed(f"{text!r} is no span of time.", hint="Write 45m, 12h, 30d or 2w.")
-    return int(found[1]) * _UNIT_MS[found[2]]
+    span = int(found[1]) * _UNIT_MS[found[2]]
+    if span > LONGEST_MS:
+        raise CommandFailed(f"{text!r} is more than a hundred years.")
+    return span
 
 
 def describe(key: ApiKey, at_ms: int) -> str:
@@ -214,4 +217,7 @@ def now_ms() -> int:
 
 
 def _day(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d")
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d")
+    except (OverflowError, ValueError, OSError):  # of another release, or by hand
+        return f"{ms} ms"

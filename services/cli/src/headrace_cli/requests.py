@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from typing import Any, Final
-from urllib.parse import quote
 
 import httpx
 
-from headrace_cli.endpoint import Endpoint, check
+from headrace_cli.endpoint import Endpoint, check, request_path
 from headrace_cli.errors import CommandFailed
 
 _HEAD: Final = ("ID", "MODEL", "STATUS", "REASON", "TOKENS", "AGE")
@@ -29,7 +28,7 @@ def list_live(endpoint: Endpoint, *, limit: int) -> None:
 
 def why(endpoint: Endpoint, request_id: str) -> None:
     """Prints why a request waits, or that it does not."""
-    found = _get(endpoint, f"/v1/requests/{quote(request_id, safe='')}/why")
+    found = _get(endpoint, f"{request_path(request_id)}/why")
     print(f"{found['status']}: {found['reason']}, {found['waited_seconds']:.1f} s since it came")
     print(found["explanation"])
     if found["engine"] is not None:

@@ -247,7 +247,12 @@ async def test_keys_survive_the_loss_of_the_server_through_export_and_load(door:
 
 
 @pytest.mark.parametrize(
-    "line", [b"{}", b"nonsense", b"[]", b'{"version": 2}', b'{"version": 1, "public_id": 5}']
+    "line",
+    [
+        *(b"{}", b"nonsense", b"[]", b"[" * 100_000),
+        *(b'{"version": 2}', b'{"version": 1, "public_id": 5}'),
+    ],
+    ids=range(6),
 )
 async def test_a_damaged_export_is_refused_before_a_key_is_put(door: Door, line: bytes) -> None:
     _, _ = await door.keys.create(name="a")
@@ -268,6 +273,8 @@ async def test_keys_that_make_no_sense_are_refused(door: Door) -> None:
         await door.keys.create(name="a", band=4)
     with pytest.raises(ValueError, match="expired"):
         await door.keys.create(name="a", expires_ms=past)
+    with pytest.raises(ValueError, match="hundred years"):
+        await door.keys.create(name="a", expires_ms=10**18)
     with pytest.raises(ValueError, match="max_concurrency"):
         await door.keys.create(name="a", max_concurrency=0)
     with pytest.raises(ValueError, match="tokens_per_minute"):

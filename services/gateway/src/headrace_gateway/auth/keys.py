@@ -42,6 +42,8 @@ LOST_KEY_S: Final = 60.0
 EXPORT_VERSION: Final = 1
 KEPT_OVER_MS: Final = 30 * 86_400_000
 """How long a key that was revoked, or has expired, is still listed."""
+LONGEST_MS: Final = 100 * 366 * 86_400_000
+"""How far away a key's end may be: further off it is no date any more."""
 MOST: Final = 10**9
 """Greatest limit of a key."""
 
@@ -319,6 +321,8 @@ def _check(key: ApiKey, now_ms: int) -> None:
         raise ValueError(f"the band is 0 (most urgent) to {BANDS - 1}")
     if key.expires_ms is not None and key.expires_ms <= now_ms:
         raise ValueError("the key would have expired already")
+    if key.expires_ms is not None and key.expires_ms - now_ms > LONGEST_MS:
+        raise ValueError("a key expires within a hundred years, or never")
     for name, limit in (
         ("max_concurrency", key.max_concurrency),
         ("requests_per_minute", key.requests_per_minute),
@@ -370,7 +374,7 @@ def _decode(line: bytes) -> ApiKey:
             requests_per_minute=_number_or_none(read.get("requests_per_minute")),
             tokens_per_minute=_number_or_none(read.get("tokens_per_minute")),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"not an exported key: {error}") from error
     if len(key.digest) != 32:
         raise ValueError("not an exported key: its digest is damaged")
