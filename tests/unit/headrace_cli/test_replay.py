@@ -100,8 +100,9 @@ def test_changes_have_the_type_of_the_setting() -> None:
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"\xff\xfe\n")
     for path, message in ((tmp_path / "x", "no journal"), (tmp_path / "y", "No such file")):
-        with pytest.raises(CommandFailed, match=message):
+        with pytest.raises(CommandFailed, match=message) as refused:
             replay.read(path, partial=False)
+        assert not refused.value.hint
 
 
 def test_a_truncated_journal_is_refused_with_the_way_out(journal: Path) -> None:
@@ -110,3 +111,20 @@ def test_a_truncated_journal_is_refused_with_the_way_out(journal: Path) -> None:
         replay.read(journal, partial=False)
     assert "--partial" in refused.value.hint
     assert replay.run(journal, changes=[], partial=True)
+
+
+def test_where_nothing_of_a_journal_is_whole_no_way_out_is_offered(journal: Path) -> None:
+    journal.write_text(journal.read_text()[:100])
+    for partial in (False, True):
+        with pytest.raises(CommandFailed, match="cut off in line 1") as refused:
+            replay.read(journal, partial=partial)
+        assert not refused.value.hint
+
+
+def test_segments_before_one_that_was_cut_off_in_its_first_line_are_whole(journal: Path) -> None:
+    text = journal.read_text()
+    journal.write_text(text + text[:100])
+    with pytest.raises(CommandFailed, match="cut off") as refused:
+        replay.read(journal, partial=False)
+    assert refused.value.hint
+    assert len(replay.read(journal, partial=True)) == 1

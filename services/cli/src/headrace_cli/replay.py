@@ -33,9 +33,9 @@ def read(path: Path, *, partial: bool) -> list[Segment]:
     except UnicodeDecodeError as error:
         raise CommandFailed(f"{path}: it is not text: this is no journal") from error
     except JournalRejected as error:
-        hint = (
-            "" if partial else "--partial takes what is whole of a journal that was never closed."
-        )
+        hint = ""
+        if error.cut_off:
+            hint = "--partial takes what is whole of a journal that was never closed."
         raise CommandFailed(f"{path}: {error}", hint=hint) from error
 
 

@@ -45,6 +45,11 @@ class ModelRejected(EngineError):
 class JournalRejected(EngineError):
     """Truncated, foreign, of another version, or contradicts itself; says where."""
 
+    def __init__(self, message: str, *, cut_off: bool = False) -> None:
+        """``cut_off``: what comes before the place is whole, and could be had."""
+        super().__init__(message)
+        self.cut_off = cut_off
+
 
 class EngineFailed(EngineError):
     """The device or an invariant broke: the process exits and its requests migrate."""

@@ -254,8 +254,8 @@ class _NextWriter(_SegmentWriter):
 def read_journal(lines: Iterable[str], *, partial: bool = False) -> list[Segment]:
     """The segments of a file, from its lines.
 
-    ``partial`` takes the whole records of a last segment that was never closed, as a killed
-    engine leaves it. Raises ``JournalRejected``, with the line, for everything else that is not
+    ``partial`` takes the whole records of a last segment that was never closed, or not even begun,
+    as a killed engine leaves it. Raises ``JournalRejected``, with the line, for everything else that is not
     as it was written.
     """
     segments: list[Segment] = []
@@ -264,9 +264,10 @@ def read_journal(lines: Iterable[str], *, partial: bool = False) -> list[Segment
     number = 0
     for number, line in enumerate(lines, start=1):
         if not line.endswith("\n"):
-            if partial and open_segment is not None:
+            whole = open_segment is not None or bool(segments)
+            if partial and whole:
                 break
-            raise JournalRejected(f"it is cut off in line {number}")
+            raise JournalRejected(f"it is cut off in line {number}", cut_off=whole)
         value = _parse(line, number)
         if open_segment is None:
             open_segment = _head(value, number)
@@ -281,7 +282,8 @@ def read_journal(lines: Iterable[str], *, partial: bool = False) -> list[Segment
     if open_segment is not None:
         if not partial:
             raise JournalRejected(
-                f"it is cut off after line {number}: the line that proves it whole is missing"
+                f"it is cut off after line {number}: the line that proves it whole is missing",
+                cut_off=True,
             )
         segments.append(open_segment)
     if not segments:
