@@ -308,13 +308,7 @@ class NaiveEngine:
         self.reasons = {s.number: (Reason.IN_FLIGHT, 0) for s in self._pause_order}
         self.behind = Reason.PRIORITY
         if self.free_slots:
-            for sequence in self.waiting()[: self.settings.plan_window]:
-                if self._recurrent and sequence.frontier is None:
-                    sequence.frontier = NaiveState(0, [sequence])
-                if not sequence.blocks:
-                    offers_all = self.settings.cache_prompt == "all"
-                    self.blocks.admit(sequence, offers_all=offers_all)
-                self.blocks.cover(sequence)
+            self._admit()
         self._losers: list[NaiveSequence] = []
         self._producers: list[tuple[NaiveBlock, NaiveSequence]] = []
         self._kept: list[NaiveThing] = []
@@ -323,6 +317,20 @@ class NaiveEngine:
         chunks = self._grant_chunks(len(rows))
         self.blocks.sweep()
         return self._commit(rows, crossers, chunks)
+
+    def _admit(self) -> None:
+        """Blocks for the first that wait; no more new names than a pass has blocks to compute."""
+        settings = self.settings
+        self.blocks.sweep()
+        enough = len(self.blocks.indexed) + settings.batch_tokens // settings.block_tokens
+        for sequence in self.waiting()[: settings.plan_window]:
+            if not sequence.blocks:
+                if len(self.blocks.indexed) >= enough:
+                    return
+                if self._recurrent and sequence.frontier is None:
+                    sequence.frontier = NaiveState(0, [sequence])
+                self.blocks.admit(sequence, offers_all=settings.cache_prompt == "all")
+            self.blocks.cover(sequence)
 
     def _settle(self) -> None:
         quantum = self.passes % self.settings.quantum_passes == 0
@@ -424,6 +432,7 @@ class NaiveEngine:
         budget = settings.batch_tokens - decoding
         if decoding:
             budget = min(budget, settings.prefill_chunk_tokens)
+        whole = budget
         running = [s for s in self.everybody if s.running and not s.decodes]
         waiting = self.waiting()
         others = len(running) + min(self.free_slots, len(waiting))
@@ -437,14 +446,14 @@ class NaiveEngine:
                 other = self._ways(sequence, resume)[0]
                 way = other if other.begin > way.begin else way
             begin = way.begin
-            end, stops = self._chunk_end(sequence, begin, self._share(budget, others))
+            end, stops = self._chunk_end(sequence, begin, self._share(budget, whole, others))
             others -= 1
             if end > begin and self._producer(sequence, begin, end) is None:
                 self._kept += way.sources
                 self._produce(sequence, begin, end)
                 chunks.append(NaiveChunk(sequence, begin, end, store_from, False, way, stops))
                 budget -= end - begin
-        budget = self._grant_waiting(waiting, chunks, budget, others)
+        budget = self._grant_waiting(waiting, chunks, budget, whole, others)
         for chunk in chunks:
             losing = chunk.sequence in self._losers
             if budget < 1 or chunk.generates or chunk.stops or losing:
@@ -461,7 +470,12 @@ class NaiveEngine:
         return chunks
 
     def _grant_waiting(
-        self, waiting: list[NaiveSequence], chunks: list[NaiveChunk], budget: int, others: int
+        self,
+        waiting: list[NaiveSequence],
+        chunks: list[NaiveChunk],
+        budget: int,
+        whole: int,
+        others: int,
     ) -> int:
         rows = self.free_slots
         coming = len(self._pause_order) + sum(s.has_slot for s in self._end_order)
@@ -484,11 +498,14 @@ class NaiveEngine:
                     break
                 self._losers.append(max(lesser, key=self.rank))
                 continue
+            if not sequence.blocks:
+                self.reasons[number] = (Reason.TOKEN_BUDGET, 0)
+                break
             resume, store_from = self._resume(sequence, sequence.filled)
             ways = self._ways(sequence, resume)
             way = ways[0]
             begin = way.begin
-            share = self._share(budget, others)
+            share = self._share(budget, whole, others)
             end, stops = self._chunk_end(sequence, begin, share)
             if end <= begin:
                 self.reasons[number] = (Reason.TOKEN_BUDGET, 0)
@@ -543,11 +560,11 @@ class NaiveEngine:
             return None
         return next((by for block, by in self._producers if block is sequence.sibling[0]), None)
 
-    def _share(self, budget: int, others: int) -> int:
-        """Half, while somebody else wants some; but a block, where there is one."""
+    def _share(self, budget: int, whole: int, others: int) -> int:
+        """Half, while somebody else wants some; but a block or a quarter of all, where there is so much."""
         if others <= 1:
             return budget
-        return max(budget // 2, min(budget, self.settings.block_tokens))
+        return max(budget // 2, min(budget, max(self.settings.block_tokens, whole // 4)))
 
     def _chunk_end(self, sequence: NaiveSequence, begin: int, budget: int) -> tuple[int, bool]:
         """Where it ends, and whether its state is kept there."""
