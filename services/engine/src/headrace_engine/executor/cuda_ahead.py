@@ -170,7 +170,10 @@ class Compiling:
             self.stop()
             return None
         self.leave()
-        return None if self._process.returncode else Compiled(*json.loads(told))
+        if self._process.returncode:
+            return None
+        # The last line is ours; libraries may have said something before.
+        return Compiled(*json.loads(told.splitlines()[-1]))
 
     def ready(self) -> None:
         """For an executor: returns when all is compiled. What went wrong is told, and no more: the
