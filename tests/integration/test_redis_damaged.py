@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -21,6 +22,7 @@ from headrace_transport.server import Server
 from structlog.testing import capture_logs
 from support.processes import PEPPER
 from support.redis import RedisServer
+from support.served import clean_environ, headrace
 from support.wire import CALLER, MODEL, Gateway, ScriptedEngine, call, eventually, texts
 from support.wire import read as read_events
 
@@ -100,6 +102,25 @@ async def test_a_damaged_key_leaves_the_other_keys(
     assert [each["event"] for each in said] == ["wire.damaged_record"]
     assert gateway.damaged.counts["key"] == 4
     assert await store.revoke(good.public_id)
+
+
+async def test_an_export_with_a_damaged_key_says_so_and_can_be_read_back(
+    server: RedisServer, link: Server, gateway: RedisGatewayWire
+) -> None:
+    store = KeyStore(gateway, PEPPER.encode(), SystemClock())
+    _, good = await store.create(name="good")
+    _, bad = await store.create(name="bad")
+    await link.command("HSET", keys.api_key(bad.public_id), "created_ms", JUNK)
+    command = headrace("keys", "export", "-", "--redis-url", server.url)
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, env=clean_environ(), check=False
+    )
+    assert done.returncode == 1
+    assert b"are left out: 1." in done.stderr
+    assert bad.public_id.encode() in done.stderr
+    assert await store.load(done.stdout) == 1
+    assert await store.list() == [good]
+    assert await store.forget(bad.public_id)
 
 
 async def test_a_damaged_engine_leaves_the_others_and_a_damaged_request_the_list(

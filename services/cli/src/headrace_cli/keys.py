@@ -116,6 +116,7 @@ async def show(place: KeyPlace) -> None:
     async with place.open() as keys:
         for key in await keys.list():
             print(describe(key, now_ms()))
+        _check_all_read(keys)
 
 
 async def revoke(place: KeyPlace, public_id: str, *, after: str | None) -> None:
@@ -139,10 +140,11 @@ async def forget(place: KeyPlace, public_id: str) -> None:
     print(f"deleted {public_id}")
 
 
-async def export(place: KeyPlace) -> bytes:
-    """Every key, for ``write_export``."""
+async def export(place: KeyPlace, path: Path) -> None:
+    """Every key, to ``write_export``. Raises CommandFailed afterwards if some cannot be read."""
     async with place.open() as keys:
-        return await keys.export()
+        write_export(await keys.export(), path)
+        _check_all_read(keys)
 
 
 def write_export(data: bytes, path: Path) -> None:
@@ -173,6 +175,14 @@ async def load(place: KeyPlace, data: bytes) -> None:
     async with place.open() as keys:
         count = await keys.load(data)
     print(f"imported {count} keys")
+
+
+def _check_all_read(keys: KeyStore) -> None:
+    if keys.unreadable:
+        raise CommandFailed(
+            f"Keys that cannot be read, and are left out: {keys.unreadable}.",
+            hint="The lines above name them; `headrace keys delete` takes their ids.",
+        )
 
 
 def span_ms(text: str) -> int:

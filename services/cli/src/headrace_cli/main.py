@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from headrace_contracts.keys import DEFAULT_BAND
+from headrace_kit.log import configure_logging
 
 from headrace_cli.errors import CommandFailed
 from headrace_cli.state import StateDir
@@ -393,7 +394,7 @@ def keys_export(
     """Write every key to a file, for `keys import` after a loss of the server."""
     from headrace_cli import keys
 
-    keys.write_export(asyncio.run(keys.export(_place(redis_url, state_dir))), file)
+    asyncio.run(keys.export(_place(redis_url, state_dir), file))
 
 
 @keys_app.command("import")
@@ -541,6 +542,8 @@ def _place(redis_url: str | None, state_dir: Path | None) -> KeyPlace:
 
 def main() -> None:
     """Entry point: turns our errors into a message and exit code 1."""
+    # what is logged on the way is for people, and never part of what a command prints
+    configure_logging(service="cli", level="warning", format="console")
     try:
         app()
     except CommandFailed as error:

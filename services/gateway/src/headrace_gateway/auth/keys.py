@@ -229,8 +229,13 @@ class KeyStore:
         """Whether a key of that id is this one, under this pepper."""
         return hmac.compare_digest(key.digest, tokens.digest(token, self._pepper))
 
+    @property
+    def unreadable(self) -> int:
+        """How often a damaged key was left out of what was read here."""
+        return self._wire.damaged.counts["key"]
+
     async def list(self) -> Sequence[ApiKey]:
-        """Every key, the oldest first."""
+        """Every key that can be read, the oldest first."""
         return sorted(await self._wire.api_keys(), key=lambda key: (key.created_ms, key.public_id))
 
     async def revoke(self, public_id: str, *, at_ms: int | None = None) -> bool:
@@ -256,12 +261,12 @@ class KeyStore:
         )
 
     async def export(self) -> bytes:
-        """Every key as JSON lines. Without the pepper they prove nothing; with it, keep them safe."""
+        """Every key that can be read as JSON lines. Without the pepper they prove nothing; with it, keep them safe."""
         return b"".join(_encode(key) for key in await self.list())
 
     async def load(self, data: bytes) -> int:
         """Puts exported keys back; says how many. What was revoked since stays revoked, and what
-        was deleted stays away. Raises ``ValueError`` before any is put.
+        was deleted stays away; one that is damaged is replaced. Raises ``ValueError`` before any is put.
         """
         keys = [_decode(line) for line in data.splitlines() if line.strip()]
         there = {key.public_id: key for key in await self._wire.api_keys()}
