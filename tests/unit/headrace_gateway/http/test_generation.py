@@ -70,6 +70,16 @@ async def test_a_key_that_cannot_be_one_is_refused(client: httpx.AsyncClient, ke
     assert answer.json()["error"]["param"] == "Idempotency-Key"
 
 
+async def test_of_two_keys_none_is_taken(client: httpx.AsyncClient) -> None:
+    answer = await client.post(
+        "/v1/completions",
+        json={"model": MODEL, "prompt": "Hi"},
+        headers=[("Idempotency-Key", "a"), ("Idempotency-Key", "b")],
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "Send one Idempotency-Key."
+
+
 async def test_a_replayed_answer_says_so_and_has_the_first_ones_id(
     edge: Edge, client: httpx.AsyncClient
 ) -> None:

@@ -77,9 +77,12 @@ def deadline_of(request: Request) -> float | None:
 
 def once_of(request: Request, body: Mapping[str, object]) -> OnceKey | None:
     """``Idempotency-Key``, with what it stands for: this route and this body."""
-    given = request.headers.get("idempotency-key")
-    if given is None:
+    all_given = request.headers.getlist("idempotency-key")
+    if not all_given:
         return None
+    given = all_given[0]
+    if len(all_given) > 1:  # which of them would be meant?
+        raise bad_request("Send one Idempotency-Key.", "Idempotency-Key")
     if not _ONCE.fullmatch(given):
         raise bad_request(
             "Idempotency-Key must be 1 to 255 printable ASCII characters.", "Idempotency-Key"
