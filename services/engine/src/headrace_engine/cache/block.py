@@ -75,10 +75,10 @@ class LogicalBlock:
     which belongs to the block (``parent``) in which or at whose end its position lies.
 
     Invariants
-        refs == len(holders) + blocks in children + len(states) + (slot.allocation is set)
+        refs == len(holders) + len(followers) + len(states) + (slot.allocation is set)
         refs == 0  implies  it is in no trie and no sequence
         indexed  implies  tokens, key and parent are set, and never change again
-        offered > 0  implies  not indexed, no children, and tokens and parent are set
+        offered > 0  implies  not indexed, no followers, and tokens and parent are set
         valid  implies  allocated
         states is not empty  implies  valid
         parent is set  implies  parent.offset + parent.capacity == offset, or the parent is a root
@@ -114,9 +114,12 @@ class LogicalBlock:
     """Tokens by which others find it as a partial sibling; 0: it is not offered."""
     written: int = 0
     """Of an offered block: its first tokens whose content committed passes wrote."""
+    child: LogicalBlock | None = None
+    """The indexed or offered block that follows it, as long as there was never another: the most have
+    one, and no container for it."""
     children: dict[bytes, list[LogicalBlock]] | None = None
-    """Indexed and offered blocks that follow it: by the first four bytes of their content, and those
-    that have these in common in order of content."""
+    """Those that follow it where ``child`` is not set: by the first four bytes of their content, and
+    those that have these in common in order of content. Never empty."""
     origins: frozenset[int] = NOBODY
     """Numbers of sequences, resident then, of whose content this was made by a copy."""
     states: tuple[LogicalBlock, ...] = ()
@@ -135,8 +138,9 @@ class LogicalBlock:
     @property
     def followers(self) -> list[LogicalBlock]:
         """Indexed and offered blocks that follow it. O(their number)."""
-        children = self.children
-        return [] if children is None else [block for alike in children.values() for block in alike]
+        if self.children is None:
+            return [] if self.child is None else [self.child]
+        return [block for alike in self.children.values() for block in alike]
 
     @property
     def extent(self) -> int:

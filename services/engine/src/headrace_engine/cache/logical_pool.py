@@ -10,6 +10,7 @@ Next     headrace_engine.cache.cache_pool
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 
 from headrace_contracts.prefix_key import PrefixKey
 
@@ -132,17 +133,21 @@ class LogicalBlockPool:
         tokens: bytes,
         fingerprints: tuple[bytes, ...] = (),
         besides: LogicalBlock | None = None,
+        prefers: Callable[[LogicalBlock], bool] = attrgetter("valid"),
     ) -> tuple[LogicalBlock, int] | None:
         """As ``PrefixTrie.closest``, for this sequence; noted, or in a replay remembered."""
         children = parent.children
-        if not children or (len(children) == 1 and [besides] in children.values()):
+        if children is None:
+            if parent.child is None or parent.child is besides:
+                return None
+        elif len(children) == 1 and [besides] in children.values():
             return None
         if self.recall is not None:
             maker, common = self.recall(holder.number)
             alike = [block for block in parent.followers if block.maker == maker]
             found = (alike[0], common) if maker else None
         else:
-            found = self.trie.closest(parent, tokens, fingerprints, besides)
+            found = self.trie.closest(parent, tokens, fingerprints, besides, prefers)
         if self.likened is not None:
             block, common = (None, 0) if found is None else found
             self.likened.append((holder.number, 0 if block is None else block.maker, common))
@@ -335,8 +340,8 @@ class LogicalBlockPool:
             assert node.parent is not None
             assert node.parent.capacity == 0 or node.parent.indexed
             assert node.offset == node.parent.end
-            assert node.parent.children is not None
-            assert node in node.parent.children[node.content[:4]]
+            alike = node.parent.children
+            assert node.parent.child is node or (alike and node in alike[node.content[:4]])
             assert node.indexed == (not node.offered)
             assert 0 <= node.written <= node.offered < self.block_tokens
         for holder in holders:

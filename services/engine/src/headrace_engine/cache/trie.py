@@ -27,6 +27,8 @@ _IMAGE = b"\xff\xff\xff\xff"
 """No token: tokens are not negative."""
 _NEAR = 2
 """Neighbours looked at on each side: those with the same beginning stand side by side."""
+_ALIKE = 16
+"""Of those that have all of it, how many are looked at for one that is preferred."""
 
 
 class RootIdentity(NamedTuple):
@@ -46,8 +48,7 @@ class PrefixTrie:
         a node's parent is a root or a node of this trie
         ``_nodes[node.key] is node`` for every node
         ``_children[node.parent, node.tokens, node.fingerprints] is node`` for every node
-        ``parent.children`` are the nodes and offered blocks after ``parent``, by the first token of
-            their content, and those with the same in order of content
+        ``parent.followers`` are the nodes and offered blocks after ``parent``
     """
 
     __slots__ = ("_children", "_fold", "_identities", "_nodes", "_roots", "changes", "offered")
@@ -161,17 +162,10 @@ class PrefixTrie:
         """Takes a node or an offer out, and returns its parent, whose reference the caller drops."""
         parent = block.parent
         assert parent is not None
-        children = parent.children
-        assert children is not None
-        beginning = block.content[:4]
-        alike = children[beginning]
-        if len(alike) > 1:
-            at = bisect_left(alike, block.content, key=_content)
-            while alike[at] is not block:
-                at += 1  # offers may be equal
-            del alike[at]
+        if parent.child is block:
+            parent.child = None
         else:
-            del children[beginning]
+            _disown(parent, block)
         if block.indexed:
             assert block.key is not None
             del self._nodes[block.key]
@@ -192,26 +186,30 @@ class PrefixTrie:
         tokens: bytes,
         fingerprints: tuple[bytes, ...] = (),
         besides: LogicalBlock | None = None,
+        prefers: Callable[[LogicalBlock], bool] = attrgetter("valid"),
     ) -> tuple[LogicalBlock, int] | None:
         """The block after ``parent`` that begins as ``tokens`` do, for the most tokens, and how many.
 
-        Of several alike one that is valid now. None: none has the first token.
+        Of several alike one that is preferred: that is valid now. None: none has the first token.
         """
-        children = parent.children
-        if not children:
-            return None
         wanted = _joined(tokens, fingerprints) if fingerprints else tokens
-        alike = children.get(wanted[:4])
+        if parent.children is not None:
+            alike = parent.children.get(wanted[:4])
+        else:
+            only = parent.child
+            alike = [only] if only is not None and only.content[:4] == wanted[:4] else None
         if alike is None:
             return None
         at = bisect_left(alike, wanted, key=_content)
         best: tuple[int, bool, int] = (0, False, 0)
         found: LogicalBlock | None = None
-        for near in range(max(at - _NEAR, 0), min(at + _NEAR + 1, len(alike))):
+        for near in range(max(at - _NEAR, 0), min(at + _ALIKE, len(alike))):
             block = alike[near]
+            if near > at + _NEAR and (best[1] or not block.content.startswith(wanted)):
+                break
             if block is not besides:
                 common = _whole_tokens(_common(wanted, block.content), fingerprints)
-                fit = (common, block.valid, -near)
+                fit = (common, prefers(block), -near)
                 if common and fit > best:
                     best, found = fit, block
         return None if found is None else (found, best[0])
@@ -246,13 +244,35 @@ def _adopt(
     parent.refs += 1
     children = parent.children
     if children is None:
-        children = parent.children = {}
+        only = parent.child
+        if only is None:
+            parent.child = block
+            return
+        children = parent.children = {only.content[:4]: [only]}
+        parent.child = None
     beginning = block.content[:4]
     alike = children.get(beginning)
     if alike is None:
         children[beginning] = [block]
     else:
         insort(alike, block, key=_content)
+
+
+def _disown(parent: LogicalBlock, block: LogicalBlock) -> None:
+    """The block, one of several that follow ``parent`` or did, no longer does."""
+    children = parent.children
+    assert children is not None
+    beginning = block.content[:4]
+    alike = children[beginning]
+    if len(alike) > 1:
+        at = bisect_left(alike, block.content, key=_content)
+        while alike[at] is not block:
+            at += 1  # offers may be equal
+        del alike[at]
+        return
+    del children[beginning]
+    if not children:
+        parent.children = None
 
 
 def _joined(tokens: bytes, fingerprints: Sequence[bytes]) -> bytes:
