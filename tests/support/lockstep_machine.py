@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Literal
 
 import hypothesis.strategies as st
@@ -46,8 +47,9 @@ class NotingTrie(PrefixTrie):
         tokens: bytes,
         fingerprints: tuple[bytes, ...] = (),
         besides: LogicalBlock | None = None,
+        prefers: Callable[[LogicalBlock], bool] = attrgetter("valid"),
     ) -> tuple[LogicalBlock, int] | None:
-        found = super().closest(parent, tokens, fingerprints, besides)
+        found = super().closest(parent, tokens, fingerprints, besides, prefers)
         self._note(found)
         return found
 

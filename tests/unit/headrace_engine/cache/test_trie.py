@@ -193,3 +193,19 @@ def test_of_several_alike_the_closest_is_one_that_is_valid() -> None:
         trie.offer(block, root, content(1, 2))
     blocks[1].valid = True
     assert trie.closest(root, content(1, 2, 3)) == (blocks[1], 2)
+
+
+def test_of_many_that_have_all_of_it_the_closest_is_one_that_is_preferred() -> None:
+    trie = PrefixTrie()
+    root = trie.root(identity())
+    blocks = [node() for _ in range(12)]
+    for place, block in enumerate(blocks):
+        trie.offer(block, root, content(1, 2, *[place // 4] * (place > 3)))
+    trie.offer(node(), root, content(1, 3))
+
+    def prefers(block: LogicalBlock) -> bool:
+        return block is blocks[9]
+
+    assert trie.closest(root, content(1, 2), prefers=prefers) == (blocks[9], 2)
+    assert trie.closest(root, content(1, 2)) == (blocks[0], 2), "none is valid"
+    assert trie.closest(root, content(1, 2, 9), prefers=prefers) != (blocks[9], 2)

@@ -7,6 +7,7 @@ import pytest
 from headrace_engine.scheduler.publish import (
     adopt,
     invalidate_published,
+    keep_tail,
     mark_produced,
     publish_complete,
 )
@@ -59,6 +60,22 @@ def test_an_indexed_block_becomes_valid_only_when_it_is_covered_fully() -> None:
     assert holder.blocks[0].publisher == holder.number
     mark_produced(holder, 4, 10, 4)
     assert [b.valid for b in holder.blocks] == [True, True, True]
+
+
+@pytest.mark.rule("siblings.kept")
+@pytest.mark.parametrize("written", [[1, 3], [3, 1], [1, 1, 1, 1, 1, 3], [1, 1]])
+def test_a_last_block_goes_where_any_other_has_all_of_it(written: list[int]) -> None:
+    rig = CacheRig()
+    holder = rig.enter()
+    for tokens in (*written, 3):
+        holder = rig.enter()
+        block = rig.pool.extend(holder)
+        rig.give_memory(block)
+        rig.pool.offer(holder, content(1, 2, 3))
+        block.written = tokens
+    own = holder.blocks[0]
+    keep_tail(rig.pool, holder, sequence([1, 2, 3]), 3, generated=False)
+    assert own.offered == (0 if 3 in written else 3)
 
 
 @pytest.mark.rule("cache.poison-spreads")

@@ -10,6 +10,7 @@ Next     headrace_engine.scheduler.commit
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from headrace_engine.cache.block import NOBODY, LogicalBlock, SequenceBlocks, as_bytes
 from headrace_engine.cache.logical_pool import LogicalBlockPool
@@ -52,8 +53,9 @@ def keep_tail(
         return
     tokens = as_bytes(sequence.tokens[block.offset : block.offset + count])
     marks = marks_in(sequence.request.media, block.offset, block.offset + count)
-    found = pool.closest(holder, holder.chain, tokens, marks, block)
-    if found is not None and found[1] == count and _replaces(found[0], block, count):
+    replaces = partial(_replaces, block, count)
+    found = pool.closest(holder, holder.chain, tokens, marks, block, replaces)
+    if found is not None and found[1] == count and replaces(found[0]):
         if block.offered:
             pool.withdraw(block)
     elif own > block.offered:
@@ -63,7 +65,7 @@ def keep_tail(
         block.written = own
 
 
-def _replaces(other: LogicalBlock, block: LogicalBlock, count: int) -> bool:
+def _replaces(block: LogicalBlock, count: int, other: LogicalBlock) -> bool:
     return other.extent >= count and len(other.states) >= len(block.states)
 
 
