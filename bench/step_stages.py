@@ -1,7 +1,8 @@
 """Where a decode step's time goes: the host's passes by part, the device's kernels by kind.
 
-Kernels are told apart by name. What a step takes is the difference of two runs of one batch, so that
-prompts do not count. The profiler of the device costs time itself: shares are good, sums a bit high.
+Kernels are told apart by name. What a step takes is the difference of two runs of one batch, both longer
+than its prompts take passes, so that prompts do not count. A kernel that begins while the one before
+still runs has the time from that one's end. The profiler costs time itself: sums are a bit high.
 """
 
 # Torch's profiler is not typed.
@@ -13,15 +14,14 @@ from __future__ import annotations
 import re
 import statistics
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from headrace_engine.api import Engine
 
 LOOK_S: Final = 0.003
 """Between two looks at the newest pass."""
-FEW, MANY = 4, 36
+FEW, MANY = 32, 64
 """Tokens of each row in the two runs."""
 KINDS: Final = (
     ("attention", re.compile(r"attention|_few_rows|_combine|_plan|_beginnings|^_rows|fmha|flash")),
@@ -34,14 +34,14 @@ KINDS: Final = (
 
 
 def host_stages(engine: Engine, run: Callable[[], object]) -> dict[str, float]:
-    """Medians of a pass's parts in milliseconds, while ``run`` runs."""
-    seen: list[tuple[float, float, float]] = []
+    """Medians of a pass's parts in milliseconds, of the passes that were seen while ``run`` ran."""
+    seen: dict[tuple[float, float, float], None] = {}
     ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(LOOK_S):
             newest = engine.get_schedule_metrics()
-            seen.append((newest.plan_s, newest.wait_s, newest.update_s))
+            seen[newest.plan_s, newest.wait_s, newest.update_s] = None
 
     looker = threading.Thread(target=look, daemon=True)
     looker.start()
@@ -58,11 +58,10 @@ def host_stages(engine: Engine, run: Callable[[], object]) -> dict[str, float]:
 def device_stages(run: Callable[[int], object]) -> dict[str, float]:
     """Milliseconds of a step by kind of kernel, of ``run(tokens of each row)``; needs a CUDA device."""
     few, many = _kernels(run, FEW), _kernels(run, MANY)
-    stages = {
-        f"device_{name}_ms": (many[name] - few.get(name, 0.0)) / (MANY - FEW) for name in many
+    return {
+        f"device_{name}_ms": (spent - few[name]) / (MANY - FEW) / 1e3
+        for name, spent in many.items()
     }
-    busy = sum(stages.values()) - stages["device_wall_ms"]
-    return {**stages, "device_gaps_ms": stages["device_wall_ms"] - busy}
 
 
 def kind_of(kernel: str) -> str:
@@ -70,17 +69,29 @@ def kind_of(kernel: str) -> str:
     return next((name for name, pattern in KINDS if pattern.search(kernel)), "other")
 
 
+def shares(kernels: Iterable[tuple[str, float, float]]) -> dict[str, float]:
+    """Time by kind of (name, begin, end), and that in which nothing ran between the first and the last."""
+    spent = dict.fromkeys([*(name for name, _ in KINDS), "other", "gaps"], 0.0)
+    reached: float | None = None
+    for name, begin, end in sorted(kernels, key=lambda kernel: kernel[1:]):
+        reached = begin if reached is None else reached
+        spent["gaps"] += max(0.0, begin - reached)
+        spent[kind_of(name)] += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return spent
+
+
 def _kernels(run: Callable[[int], object], tokens: int) -> dict[str, float]:
+    """Microseconds."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
-        began = time.perf_counter()
         run(tokens)
         torch.cuda.synchronize()
-        wall_s = time.perf_counter() - began
-    spent = dict.fromkeys([*(name for name, _ in KINDS), "other"], 0.0)
-    for event in trace.key_averages():
-        spent[kind_of(str(event.key))] += event.device_time_total / 1e3
-    return {**spent, "wall": wall_s * 1e3}
+    return shares(
+        (str(event.name), float(event.time_range.start), float(event.time_range.end))
+        for event in trace.events() or []
+        if event.device_type.name == "CUDA"
+    )

@@ -74,6 +74,18 @@ def test_kernels_are_told_apart_by_name(bench: ModuleType) -> None:
     assert {name: kind_of(name) for name in names} == names
 
 
+def test_a_kernel_that_begins_early_has_the_time_after_the_one_before(bench: ModuleType) -> None:
+    ran = [("_product", 10.0, 14.0), ("_decode_attention", 1.0, 9.0), ("_swiglu", 4.0, 10.0)]
+    spent = sys.modules["step_stages"].shares([*ran, ("_product", 12.0, 13.0), ("new", 16.0, 17.0)])
+    assert {name: time for name, time in spent.items() if time} == {
+        "attention": 8.0,
+        "norms, rope, swiglu": 1.0,
+        "products": 4.0,
+        "other": 1.0,
+        "gaps": 2.0,
+    }
+
+
 def test_the_mixed_workload_has_the_known_number_of_tokens(bench: ModuleType) -> None:
     prompts, outputs = bench.mixed(bench.FULL, 0)
     assert (len(prompts), sum(outputs)) == (256, 133_966)
