@@ -41,7 +41,7 @@ CONTEXT: Final = 512 + 256 / 2
 """Mean context of their sequences, in tokens."""
 BURST: Final = (512, 128)
 """Prompt and answer of each of the thousand requests of w6."""
-POOL_BYTES: Final = 107.97 * 2**30
+POOL_BYTES: Final = 107.48 * 2**30
 """What one H200 leaves for the cache beside Llama-3.1-8B: docs/guides/gpu.md."""
 BLOCK_TOKENS: Final = 64
 SHARE: Final = 0.7
@@ -160,7 +160,7 @@ def pools() -> str:
             "`bfloat16`",
             2,
             POOL_BYTES,
-            "107.97 GiB, what one H200 leaves",
+            "107.48 GiB, what one H200 leaves",
             BLOCK_TOKENS,
         ),
     ):
