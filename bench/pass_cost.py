@@ -1,7 +1,7 @@
 """Host cost of one pass: the whole engine core with an executor that costs nothing.
 
 ``python bench/pass_cost.py`` prints every figure, and ends with all of them as one line of JSON, in
-less than a minute; ``--quick`` takes less than ten seconds and measures 256 rows alone. What the figures
+about a minute; ``--quick`` takes a third of it, and measures 256 rows where there is a choice. What the figures
 mean, what was aimed at, and what was found is in ``bench/README.md``.
 
 Times are the thread's own, of the processor: a pass waits for nothing here, and what else the machine
