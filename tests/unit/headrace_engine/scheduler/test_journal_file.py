@@ -168,6 +168,7 @@ def test_what_a_killed_engine_left_of_a_next_file_is_erased_at_the_next_start(
 @pytest.mark.rule("journal.snapshot-is-whole")
 def test_a_next_file_that_does_not_stand_yet_is_left_out_at_the_end(tmp_path: Path) -> None:
     rig, sink = filled(tmp_path)
+    assert not sink.full, "another would be begun beside it"
     rig.step()
     sink.close()
     assert [path.name for path in tmp_path.iterdir()] == ["live"]

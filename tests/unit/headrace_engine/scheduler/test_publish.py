@@ -78,6 +78,20 @@ def test_a_last_block_goes_where_any_other_has_all_of_it(written: list[int]) -> 
     assert own.offered == (0 if 3 in written else 3)
 
 
+@pytest.mark.rule("siblings.kept")
+def test_a_last_block_stays_beside_one_that_only_begins_as_it_does() -> None:
+    rig = CacheRig()
+    holder = rig.enter()
+    for tokens in ((1, 9, 9), (1, 2, 3)):
+        holder = rig.enter()
+        block = rig.pool.extend(holder)
+        rig.give_memory(block)
+        rig.pool.offer(holder, content(*tokens))
+        block.written = 3
+    keep_tail(rig.pool, holder, sequence([1, 2, 3]), 3, generated=False)
+    assert holder.blocks[0].offered == 3
+
+
 @pytest.mark.rule("cache.poison-spreads")
 def test_what_was_made_from_poisoned_blocks_is_poisoned_too() -> None:
     rig = CacheRig()
