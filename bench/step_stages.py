@@ -38,10 +38,13 @@ def host_stages(engine: Engine, run: Callable[[], object]) -> dict[str, float]:
     seen: dict[tuple[float, float, float], None] = {}
     ended = threading.Event()
 
+    def note() -> None:
+        newest = engine.get_schedule_metrics()
+        seen[newest.plan_s, newest.wait_s, newest.update_s] = None
+
     def look() -> None:
         while not ended.wait(LOOK_S):
-            newest = engine.get_schedule_metrics()
-            seen[newest.plan_s, newest.wait_s, newest.update_s] = None
+            note()
 
     looker = threading.Thread(target=look, daemon=True)
     looker.start()
@@ -50,8 +53,9 @@ def host_stages(engine: Engine, run: Callable[[], object]) -> dict[str, float]:
     finally:
         ended.set()
         looker.join()
+    note()  # the last pass: a short run is over before anybody looks
     names = ("host_plan_ms", "host_wait_ms", "host_update_ms")
-    parts = zip(*seen, strict=True) if seen else [(0.0,)] * len(names)
+    parts = zip(*seen, strict=True)
     return {name: 1e3 * statistics.median(part) for name, part in zip(names, parts, strict=True)}
 
 
