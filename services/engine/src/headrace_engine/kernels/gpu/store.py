@@ -113,6 +113,14 @@ class KernelStore(FileCacheManager):
 
     def get_group(self, filename: str) -> dict[str, str] | None:
         """Files that belong together, where all of them are there."""
+        found = self._whole_group(filename)
+        if found is None and self._is_ready:
+            # What came with the package is damaged: an earlier process may have compiled it again.
+            self._turn_to_own()
+            found = self._whole_group(filename)
+        return found
+
+    def _whole_group(self, filename: str) -> dict[str, str] | None:
         group = self.get_file(_group_of(filename))
         if group is None:
             return None
@@ -131,9 +139,13 @@ class KernelStore(FileCacheManager):
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
         """Writes a file; where what came with the package is damaged, beside this machine's."""
         if self._is_ready:
-            self._is_ready = False
-            super().__init__(*self._arguments)
+            self._turn_to_own()
         return super().put(data, filename, binary)
+
+    def _turn_to_own(self) -> None:
+        """From the package's folder to this machine's."""
+        self._is_ready = False
+        super().__init__(*self._arguments)
 
 
 def _group_of(filename: str) -> str:
