@@ -203,3 +203,24 @@ def test_a_disk_that_fails_ends_the_file_and_not_the_engine(tmp_path: Path) -> N
 def test_a_file_that_cannot_be_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         JournalFile(tmp_path / "no" / "live", 1 << 20)
+
+
+@pytest.mark.rule("journal.replays")
+def test_a_journal_is_written_a_second_time_as_the_first(tmp_path: Path) -> None:
+    """An engine that fails writes the segment whose first line stands in its file already."""
+    journal = Journal(8000)
+    rig = Rig(journal=journal, max_batch=120, max_waiting=120, pool_blocks=2000, batch_tokens=512)
+    for i in range(120):
+        rig.push([i, 1, 2], 40, tenant=str(i))
+    while rig.scheduler.passes < 30 or journal.segments[-1].passes < 10:
+        rig.step()
+    write_journal(journal, tmp_path / "first")
+    write_journal(journal, tmp_path / "second")
+    state = journal.segments[-1].state  # from here on the segment keeps it
+    assert state is not None
+    write_journal(journal, tmp_path / "third")
+    write_journal(journal, tmp_path / "fourth")
+    first = (tmp_path / "first").read_text()
+    assert min(len(state["decoding"]), len(state["tenants"])) > 50, "no list takes two parts"
+    for name in ("second", "third", "fourth"):
+        assert (tmp_path / name).read_text() == first

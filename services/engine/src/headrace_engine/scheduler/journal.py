@@ -29,6 +29,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from collections.abc import Sequence as Many
+from copy import deepcopy
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import attrgetter
@@ -121,7 +122,7 @@ class Segment:
         """As ``state``, made a little with each step, for the caller alone."""
         if callable(self.start):
             return (yield from self.start())
-        return self.start
+        return deepcopy(self.start)
 
 
 def made(making: Making) -> State:

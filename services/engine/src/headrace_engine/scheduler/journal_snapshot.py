@@ -271,9 +271,10 @@ class Snapshot:
                 [i.tenant, salt_digest(i.salt)] for i in (self.roots[root] for root in roots)
             ],
             "sequences": sequences,
-            **self.lists,
+            # Copies: the caller may do with the state as it likes, and another may be made.
+            **{name: list(values) for name, values in self.lists.items()},
             "columns": {name: column.tolist() for name, column in self.columns.items()},
-            "tenants": self.tenants,
+            "tenants": list(self.tenants),
             "arrived": self.arrived,
         }
 
