@@ -129,6 +129,45 @@ def test_a_sequence_whose_end_breaks_the_scheduler_has_that_end_and_others_are_t
     assert end.code is Code.ENGINE_FAILED
 
 
+@pytest.mark.rule("request.one-terminal-status")
+def test_nothing_is_told_of_a_start_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(max_batch=1)
+    rig.push([1, 2, 3], 20)
+    poison = rig.push([4, 5, 6], 5)
+    rig.step()
+    rig.cancel(poison)
+    end_told = rig.scheduler.retire
+
+    def broken(now_s: float) -> list[Sequence]:
+        for sequence in rig.scheduler.residents.sequences.values():
+            if sequence.number == POISON and sequence.end_reason is not None:
+                raise ZeroDivisionError("poison")
+        return end_told(now_s)
+
+    monkeypatch.setattr(rig.scheduler, "retire", broken)
+    run_until_it_fails(rig)
+    assert rig.reason(poison) is FinishReason.CANCELLED
+    assert rig.choice(poison).started is None
+
+
+@pytest.mark.rule("loop.failed-batch-ends-all")
+def test_a_start_that_was_told_some_passes_ago_is_not_told_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(max_batch=2, prefill_chunk_tokens=4, batch_tokens=8)
+    rig.push([1], 30)
+    poison = rig.push([4] * 30, 5)
+    rig.clock.advance(1.0)
+    rig.step()
+    start = rig.choice(poison).started
+    assert start is not None
+    break_at(monkeypatch, "headrace_engine.scheduler.commit._commit_chunk")
+    rig.clock.advance(1.0)
+    run_until_it_fails(rig)  # hearing a second start fails
+    assert rig.choice(poison).started is start
+    assert rig.reason(poison) is FinishReason.ERROR
+
+
 @pytest.mark.rule("loop.validate-rejects-per-request")
 def test_a_request_that_cannot_even_be_checked_is_refused_alone() -> None:
     rig = Rig()

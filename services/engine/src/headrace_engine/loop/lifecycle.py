@@ -181,14 +181,15 @@ class Lifecycle:
 
     def fail(self, message: str, now_s: float, blamed: set[int]) -> None:
         """The engine failed: everybody who has no end yet gets one, and the scheduler, which may be what
-        broke, is left as it is. The ``blamed`` are told to have started, as those are that ran.
+        broke, is left as it is. The ``blamed`` are told to have started, unless they were or have ended.
         """
         arriving = {request.handle: request for request in self._arriving}
         for handle, siblings in self._by_handle.items():
             for sequence in siblings:
-                if sequence.number in blamed and sequence.first_token_s is None:
-                    self._outputs.start(sequence, now_s - sequence.arrived_s)
                 if sequence.end_reason is None:
+                    if sequence.number in blamed and not sequence.start_told:
+                        first_s = now_s if sequence.first_pass_s is None else sequence.first_pass_s
+                        self._outputs.start(sequence, first_s - sequence.arrived_s)
                     self._tell_end(sequence, FinishReason.ERROR, now_s, Code.ENGINE_FAILED, message)
             request = arriving.pop(handle, None)
             if request is not None:

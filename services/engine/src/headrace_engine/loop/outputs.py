@@ -96,6 +96,7 @@ class OutputBuilder:
 
     def start(self, sequence: Sequence, queue_s: float) -> None:
         """The sequence ran for the first time."""
+        sequence.start_told = True
         self._starts.append((self._row(sequence), sequence, queue_s))
 
     def logprobs(self, row: int, source_row: int, width: int, output: BatchOutput) -> None:

@@ -367,8 +367,7 @@ class EngineLoop:
         now_s = self._clock.monotonic()
         self._notify()  # what the pass had to tell before it broke; else a choice would have two rows
         # Whoever was in the batch that failed, or was worked on when something raised, may be to blame.
-        blamed = at_work(cause).difference(sequence.number for sequence in self._started)
-        self._tell_started(now_s)
+        blamed = at_work(cause).union(sequence.number for sequence in self._started)
         self._lifecycle.fail(str(failure), now_s, blamed)
         self._notify()
         self._ranks.abandon()

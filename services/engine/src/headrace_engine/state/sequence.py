@@ -68,6 +68,8 @@ class Sequence:
     trusted: int | None = None
     """While PAUSED: positions from here on were computed from poisoned blocks. None: all is well."""
     first_pass_s: float | None = None
+    start_told: bool = False
+    """Whether the outside knows of its first pass."""
     first_token_s: float | None = None
     cached_tokens: int = 0
     preemptions: int = 0
