@@ -147,6 +147,14 @@ ALERTS: Final = (
         "Two versions that cannot read each other share a server: see docs/guides/upgrades.md.",
     ),
     Alert(
+        "HeadraceRecordsDamaged",
+        "sum by (namespace, kind) (rate(headrace_gateway_damaged_records_total[5m])) > 0",
+        "5m",
+        "warning",
+        "Records of kind {{ $labels.kind }} on the server cannot be read and are left out.",
+        "Something else writes there, or the server loses data: gateways log each record once.",
+    ),
+    Alert(
         "HeadracePublishSlow",
         "histogram_quantile(0.99, sum by (namespace, pod, le)"
         " (rate(headrace_engine_publish_lag_seconds_bucket[5m]))) > 0.5",
