@@ -21,6 +21,7 @@ def test_every_card_is_compiled_for_with_the_settings_of_an_engine(
         return Compiled(3, 40)
 
     monkeypatch.setattr(compiling, "compile_apart", compile)
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
     cards = ["--card", "sm_90:132", "--card", "sm_80:108"]
     more = ["--jobs", "3", "--max-batch", "16", "--cache-dir", str(tmp_path)]
     assert app.main(["compile", *cards, *more]) == OK
@@ -32,6 +33,23 @@ def test_every_card_is_compiled_for_with_the_settings_of_an_engine(
     assert {r.block_tokens for r, _ in asked} == {64}
     assert {r.folder for r, _ in asked} == {str(tmp_path / "triton")}
     assert "sm_80:108: 40 kernels compiled, 3 there" in capsys.readouterr().err
+
+
+def test_the_folder_that_is_asked_for_goes_before_tritons_own_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[str] = []
+
+    def compile(rehearsal: Rehearsal, jobs: int) -> Compiled:
+        folders.append(rehearsal.folder)
+        return Compiled(3, 40)
+
+    monkeypatch.setattr(compiling, "compile_apart", compile)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "tritons"))
+    card = ["--card", "sm_90:132"]
+    assert compiling.main(card) == OK
+    assert compiling.main([*card, "--output", str(tmp_path / "asked")]) == OK
+    assert folders == [str(tmp_path / "tritons"), str(tmp_path / "asked")]
 
 
 def test_what_cannot_be_compiled_is_refused_in_one_line(

@@ -7,6 +7,7 @@ An engine that starts with the same model, settings and card, and with ``--outpu
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from headrace_engine.settings import EngineSettings, check_settings
 
 COMMAND: Final = "compile"
 _PROG: Final = f"headrace-engine {COMMAND}"
+_OUTPUT: Final = "default: TRITON_CACHE_DIR where that is set, else `triton` in `cache_dir`"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         metavar="ARCH:PROCESSORS",
         help="architecture and number of multiprocessors; sm_90:132 is an H100 (SXM) or H200",
     )
-    parser.add_argument("--output", metavar="FOLDER", help="default: `triton` in `cache_dir`")
+    parser.add_argument("--output", metavar="FOLDER", help=_OUTPUT)
     parser.add_argument("--jobs", type=int, default=processes(), metavar="N", help="at once")
     add_flags(parser, EngineSettings)
     flags = parser.parse_args(argv)
@@ -48,7 +50,8 @@ def main(argv: Sequence[str]) -> int:
         settings = load_report(EngineSettings, cli=given, file=flags.config).settings
         check_settings(settings)
         for card in flags.card:
-            rehearsal = rehearsal_of(settings, card, flags.output)
+            output = flags.output or os.environ.get("TRITON_CACHE_DIR")
+            rehearsal = rehearsal_of(settings, card, output)
             rehearsal.config()  # refused here, in one line
             _say(card, rehearsal.folder, compile_apart(rehearsal, flags.jobs))
     except (SettingsError, ModelRejected) as error:

@@ -133,6 +133,23 @@ def test_a_process_that_fails_ends_no_start(
         compile_apart(start, 1)
 
 
+def test_the_process_compiles_into_the_folder_of_the_rehearsal(
+    start: Rehearsal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\necho "$TRITON_CACHE_DIR" >> {tmp_path}/folders\nexit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "tritons"))
+    with pytest.raises(RuntimeError):
+        compile_apart(start, 1)
+    compiling = begin_compiling(start)  # a start goes by Triton's setting
+    assert compiling is not None
+    assert compiling.result(60) is None
+    folders = (tmp_path / "folders").read_text().splitlines()
+    assert folders == [start.folder, str(tmp_path / "tritons")]
+
+
 def alive(group: int) -> list[int]:
     """Processes of a group, without those that ended and wait for whoever takes note of it."""
     found: list[int] = []

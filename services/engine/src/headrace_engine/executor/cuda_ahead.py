@@ -157,6 +157,8 @@ class Compiling:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            # Triton's own setting would win over the folder.
+            env={**os.environ, "TRITON_CACHE_DIR": rehearsal.folder},
             start_new_session=True,
         )
         # Held open: at its end the process ends. ``communicate`` would close it.
@@ -215,10 +217,10 @@ def begin_compiling(rehearsal: Rehearsal) -> Compiling | None:
     """Compiles what is missing in a process of its own, beside the loading of weights. None: nothing
     is missing, as far as a note tells."""
     note = rehearsal.note()
-    kept = Path(os.environ.get("TRITON_CACHE_DIR") or rehearsal.folder)
-    if any((folder / note).exists() for folder in (kept, PREBUILT)):
+    kept = os.environ.get("TRITON_CACHE_DIR") or rehearsal.folder
+    if any((folder / note).exists() for folder in (Path(kept), PREBUILT)):
         return None
-    return Compiling(rehearsal, processes())
+    return Compiling(replace(rehearsal, folder=kept), processes())
 
 
 def _end_with_our_starter() -> None:
