@@ -46,7 +46,22 @@ from headrace_engine.kernels.gpu.card import pretend
 
 start = Rehearsal.parse(sys.stdin.read())
 pretend(start.card)
-print(json.dumps(sorted({wanted.kernel.__name__ for wanted in rehearsed(start)})))
+from headrace_engine.executor.cuda import CudaExecutor
+
+def kernels():
+    return {(wanted.kernel.__name__, wanted.specialization) for wanted in rehearsed(start)}
+
+def capture(self):
+    for rows, step, shared in self._captured_steps():
+        self._decode_step(self._inbox, rows, step, shared=shared)
+    for kind in self._prefills.kinds:
+        self._prefills._run(kind)
+
+launched = kernels()
+CudaExecutor._warm = capture
+captured = kernels()
+names = [sorted({name for name, _ in some}) for some in (launched, captured, captured - launched)]
+print(json.dumps(names))
 """
 
 
@@ -97,8 +112,9 @@ def test_a_model_that_the_kernels_do_not_compute_is_refused(
         start.note()
 
 
-def test_a_rehearsal_launches_every_kind_of_step(start: Rehearsal) -> None:
-    """In a process that Triton does not interpret in, as the suite's own does."""
+def kernels_of(start: Rehearsal) -> tuple[set[str], set[str], set[str]]:
+    """Names of what a rehearsal launches, of what a start captures, and of what of this is no launch
+    of the rehearsal. In a process that Triton does not interpret in, as the suite's own does."""
     names = [name for name in os.environ if not name.startswith("TRITON_")]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -110,8 +126,14 @@ def test_a_rehearsal_launches_every_kind_of_step(start: Rehearsal) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    launched, captured, only_captured = map(set[str], json.loads(done.stdout))
+    return launched, captured, only_captured
+
+
+def test_a_rehearsal_launches_every_kind_of_step(start: Rehearsal) -> None:
+    launched, _, only_captured = kernels_of(start)
     # Few decodes and many, prompts, common beginnings, and each way of choosing a token.
-    assert set(json.loads(done.stdout)) >= {
+    assert launched >= {
         "_few_rows",
         "_decode_attention",
         "_prefill_attention",
@@ -120,6 +142,20 @@ def test_a_rehearsal_launches_every_kind_of_step(start: Rehearsal) -> None:
         "_sample",
         "_penalize",
     }
+    assert not only_captured
+
+
+@pytest.mark.parametrize(
+    ("slots", "tokens", "context"), [(1, 512, None), (8, 80, None), (1, 512, 128)]
+)
+def test_nothing_is_captured_that_was_not_launched_before(
+    start: Rehearsal, slots: int, tokens: int, context: int | None
+) -> None:
+    """While a graph is captured a kernel can neither be compiled nor loaded."""
+    start = replace(start, slots=slots, batch_tokens=tokens, context_tokens=context)
+    _, captured, only_captured = kernels_of(start)
+    assert captured >= {"_plan", "_decode_attention", "_prefill_attention", "_swiglu"}
+    assert not only_captured
 
 
 def test_a_process_that_fails_ends_no_start(

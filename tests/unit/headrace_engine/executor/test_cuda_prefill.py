@@ -27,10 +27,12 @@ class Recorder:
     idle_token = IDLE
 
     def __init__(self) -> None:
-        self.columns = SimpleNamespace(tokens=torch.zeros(1, device=DEVICE))
+        self.columns = SimpleNamespace(
+            tokens=torch.zeros(1, device=DEVICE), targets=torch.zeros(IDLE, device=DEVICE)
+        )
         self.ran: list[tuple[int, list[int] | None, list[list[int]]]] = []
 
-    def run(self, count: int, batch: MixedBatch) -> torch.Tensor:
+    def run(self, count: int, batch: MixedBatch, *, layers: int | None = None) -> torch.Tensor:
         assert batch.tiles is not None
         singles, tiles = cast("Any", batch.singles), cast("Any", batch.tiles)
         self.ran.append((count, None if singles is None else singles.tolist(), tiles.tolist()))
@@ -86,3 +88,21 @@ def test_single_tokens_are_filled_up_with_idle_ones() -> None:
         made.run(kind, torch.as_tensor(inputs, device=DEVICE))
     idle = [IDLE] * (LEAST_SINGLES - 2)
     assert decoder.ran[1] == (16, [3, 2, *idle], [[5, 7]] + [[0, 0]] * 4)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_every_kind_is_warmed_with_nothing_to_do(rows: int) -> None:
+    decoder = Recorder()
+    made = graphs(decoder, 1300, rows)
+    # What an earlier step left attends to nothing either, and writes no KV.
+    kind = Captured(1280, singles=True)
+    inputs = made.inputs(kind, np.array([9], np.int32), np.array([[5, 7]], np.int32))
+    made.run(kind, torch.as_tensor(inputs, device=DEVICE))
+    decoder.ran.clear()
+    made.warm()
+    singles = [IDLE] * max(LEAST_SINGLES, rows)
+    assert decoder.ran == [
+        (kind.size, singles if kind.singles else None, [[0, 0]] * made.room(kind.size))
+        for kind in made.kinds
+    ]
+    assert decoder.columns.targets.unique().tolist() == [-1]

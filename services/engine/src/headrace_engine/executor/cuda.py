@@ -524,9 +524,11 @@ class CudaExecutor:
         )
 
     def _warm(self) -> None:
-        """Runs every kernel once in every shape class, so that nothing is compiled later."""
+        """Runs every kernel once in every shape class, so that nothing is compiled later: first all
+        that ``_capture`` captures, then what runs beside it."""
         for rows, step, shared in self._captured_steps():
             self._decode_step(self._inbox, rows, step, shared=shared)
+        self._prefills.warm()
         self._decoder.warm_up()
         steps = [self._rows_of(size) for size in PREFILL_SIZES]
         for lengths in [*steps, [1, min(96, self._longest)]]:

@@ -96,8 +96,17 @@ class PrefillGraphs:
         words[begin : begin + tiles.size] = tiles.reshape(-1)
         return words
 
+    def warm(self) -> None:
+        """Runs every kind once with nothing to attend: while a graph is captured nothing may be
+        compiled or loaded. One layer does, as all of them are of the same shapes."""
+        self._decoder.columns.targets.fill_(-1)
+        self._inputs.zero_()
+        self._inputs[: self._singles].fill_(self._decoder.idle_token)
+        for kind in self.kinds:
+            self._run(kind, layers=1)
+
     def capture(self, stream: torch.cuda.Stream, pool: torch.cuda._POOL_HANDLE) -> None:  # pyright: ignore[reportPrivateUsage]
-        """Captures every kind. Kernels were compiled and cuBLAS was warmed before."""
+        """Captures every kind, after ``warm``."""
         for kind in reversed(self.kinds):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=stream):
@@ -114,8 +123,9 @@ class PrefillGraphs:
         graph.replay()
         return self._decoder.normed(kind.size)
 
-    def _run(self, kind: Captured) -> Tensor:
+    def _run(self, kind: Captured, layers: int | None = None) -> Tensor:
         begin = self._singles
         tiles = self._inputs[begin : begin + 2 * self.room(kind.size)].view(-1, 2)
         singles = self._inputs[:begin] if kind.singles else None
-        return self._decoder.run(kind.size, MixedBatch(singles=singles, tiles=tiles, fresh=()))
+        batch = MixedBatch(singles=singles, tiles=tiles, fresh=())
+        return self._decoder.run(kind.size, batch, layers=layers)

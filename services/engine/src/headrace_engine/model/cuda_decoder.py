@@ -192,8 +192,9 @@ class CudaDecoder:
             torch.index_select(hidden, 0, outputs, out=chosen)
         return self._project(chosen)
 
-    def run(self, count: int, batch: MixedBatch) -> Tensor:
-        """Runs ``count`` tokens. Returns what the output layer reads of each."""
+    def run(self, count: int, batch: MixedBatch, *, layers: int | None = None) -> Tensor:
+        """Runs ``count`` tokens through all layers, or the first ``layers``, which gives no token but
+        uses every kernel. Returns what the output layer reads of each."""
         weights, config = self.weights, self._config
         columns = self.columns.head(count)
         residual, normed = self._residual[:count], self._normed[:count]
@@ -203,7 +204,7 @@ class CudaDecoder:
         if batch.singles is not None and batch.shared is None:
             self._decode_attention.plan(batch.singles, columns.slots, columns.positions)
         embed_norm(columns.tokens, weights.embedding, first, residual, normed, epsilon)
-        for index, layer in enumerate(weights.layers):
+        for index, layer in enumerate(weights.layers[:layers]):
             self._linear(normed, layer.qkv, qkv)
             if layer.qkv_bias is not None:
                 qkv += layer.qkv_bias
