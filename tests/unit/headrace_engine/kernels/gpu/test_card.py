@@ -6,7 +6,14 @@ import ctypes
 
 import pytest
 import torch
-from headrace_engine.kernels.gpu.card import Card, find_card, parse_card, processors_of
+from headrace_engine.kernels.gpu import card as cards
+from headrace_engine.kernels.gpu.card import (
+    Card,
+    find_card,
+    parse_card,
+    processors_of,
+    shared_memory,
+)
 from support.gpu import DEVICE, ON_GPU
 
 pytestmark = pytest.mark.torch
@@ -38,3 +45,20 @@ def test_without_a_driver_there_is_no_card(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
     assert find_card() is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "kib"),
+    [((8, 0), 163), ((8, 9), 99), ((9, 0), 227), ((12, 0), 99), ((0, 0), 99), ((13, 0), 99)],
+)
+def test_shared_memory_goes_by_the_architecture(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], kib: int
+) -> None:
+    monkeypatch.setattr(cards, "capability", lambda: capability)
+    assert shared_memory() == kib << 10
+
+
+@pytest.mark.skipif(not ON_GPU, reason="asks the card that is here")
+def test_the_card_that_is_here_has_that_much_shared_memory() -> None:
+    properties = torch.cuda.get_device_properties(DEVICE)
+    assert shared_memory() <= properties.shared_memory_per_block_optin

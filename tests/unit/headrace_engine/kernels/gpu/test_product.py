@@ -13,6 +13,7 @@ from headrace_engine.kernels.gpu.product import (
     product,
     split_product,
     splits_of,
+    tiling,
 )
 from support.gpu import DTYPES, TOLERANCE, poisoned, random, relative_error
 
@@ -84,3 +85,30 @@ def test_plain_products_are_for_few_rows_or_small_matrices() -> None:
     assert [rows for rows in (1, 2, 64, 65) if multiplies(rows, 6144, 4096, 132)] == [2, 64]
     assert [rows for rows in (2, 128, 129) if multiplies(rows, 4096, 1024, 132)] == [2, 128]
     assert not multiplies(2, 28672, 4096, 132)
+
+
+def test_an_h200_has_operands_of_192_kib_under_way() -> None:
+    def plain(rows: int) -> tuple[int, int, int]:
+        return tiling(rows, 4096, 2, block=64, step=128, gated=False, memory=227 << 10)
+
+    assert [plain(rows) for rows in (16, 64, 128)] == [(64, 128, 6), (64, 128, 6), (64, 128, 4)]
+    assert tiling(64, 4096, 2, block=64, step=64, gated=True, memory=227 << 10) == (64, 64, 4)
+    assert tiling(128, 4096, 2, block=128, step=64, gated=True, memory=227 << 10) == (128, 64, 4)
+    short = tiling(16, 256, 2, block=64, step=128, gated=False, memory=227 << 10)
+    assert short.stages == 2, "no more than there are steps"
+
+
+@pytest.mark.parametrize("memory", [99 << 10, 163 << 10, 227 << 10])
+@pytest.mark.parametrize("item", [2, 4])
+@pytest.mark.parametrize("rows", [16, 32, 64, 128])
+@pytest.mark.parametrize(
+    ("block", "step", "gated"), [(64, 128, False), (64, 64, True), (128, 64, True)]
+)
+def test_operands_under_way_fit_in_the_card(
+    memory: int, item: int, rows: int, block: int, step: int, gated: bool
+) -> None:
+    found = tiling(rows, 4096, item, block=block, step=step, gated=gated, memory=memory)
+    assert found.stages >= 2
+    assert block % found.block == step % found.step == 0
+    tile = (found.block * (1 + gated) + rows) * found.step * item
+    assert found.stages * tile < memory

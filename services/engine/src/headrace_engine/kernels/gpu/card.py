@@ -14,6 +14,21 @@ from typing import Any, Final, NamedTuple, cast
 
 PREBUILT: Final = Path(__file__).parents[1] / "prebuilt" / "triton"
 """Compiled kernels that came with the package, as in an image."""
+_SHARED_MEMORY: Final = {
+    (8, 0): 163 << 10,
+    (8, 6): 99 << 10,
+    (8, 7): 163 << 10,
+    (8, 9): 99 << 10,
+    (9, 0): 227 << 10,
+    (10, 0): 227 << 10,
+    (10, 3): 227 << 10,
+    (11, 0): 227 << 10,
+    (12, 0): 99 << 10,
+    (12, 1): 99 << 10,
+}
+"""Most bytes of a program, by capability. Source: NVIDIA's CUDA programming guide, compute capabilities."""
+_UNKNOWN_SHARED_MEMORY: Final = 99 << 10
+"""As the least of those."""
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _PROCESSORS = 75, 76, 16
 """Attributes of a device, as cuda.h numbers them."""
 
@@ -83,6 +98,12 @@ def capability() -> tuple[int, int]:
     if _pretended:
         return _pretended[0].capability
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+
+
+def shared_memory() -> int:
+    """Bytes that one program may have of it. By the capability alone, so that a card that is named
+    and the one that is here give the same kernels."""
+    return _SHARED_MEMORY.get(capability(), _UNKNOWN_SHARED_MEMORY)
 
 
 def processors_of(device: Any) -> int:

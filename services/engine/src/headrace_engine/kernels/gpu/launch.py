@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace_engine.kernels.gpu.card import capability
+from headrace_engine.kernels.gpu.card import capability, shared_memory
 
 DEPENDENT_LAUNCH: Final = capability() >= (9, 0)
 """Whether the card can launch a kernel before its predecessor has ended (sm_90 and later)."""
+
+MEMORY: Final = shared_memory()
+"""Bytes of shared memory that a program may have."""
 
 OPTIONS: Final[dict[str, bool]] = {"launch_pdl": True} if DEPENDENT_LAUNCH else {}
 """Keyword arguments of every launch."""

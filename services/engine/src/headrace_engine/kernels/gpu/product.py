@@ -15,7 +15,7 @@ Twin     reference.linear, and reference.swiglu of it; relative error below 1e-2
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -23,7 +23,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, OPTIONS, power_of_two
+from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, MEMORY, OPTIONS, power_of_two
 
 MOST_ROWS: Final = 128
 """Of all products here. Beyond, arithmetic is what takes the time."""
@@ -174,6 +174,41 @@ def gated_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> N
     _launch(x, weight, out, splits=1, block=block, step=_GATED_DEPTH, gated=True)
 
 
+_SPARE: Final = 3 << 10
+"""Bytes of shared memory that operands leave to barriers."""
+_LEAST_STEP: Final = 16
+"""Depth of a step, where the card has little room."""
+
+
+class Tiling(NamedTuple):
+    """How a program goes through its operands."""
+
+    block: int
+    """Outputs,"""
+    step: int
+    """depth of a step,"""
+    stages: int
+    """and steps under way, two at least."""
+
+
+def tiling(
+    rows: int, depth: int, item: int, *, block: int, step: int, gated: bool, memory: int
+) -> Tiling:
+    """What fits in ``memory`` bytes of shared memory, of ``rows`` rows (a power of two) and a program's
+    ``depth``, in items of ``item`` bytes; ``block`` and ``step`` or less of them."""
+    room = min(_IN_FLIGHT, memory - _SPARE)
+
+    def size() -> int:
+        return (block * (1 + gated) + rows) * step * item
+
+    if 2 * size() > room and block > _WIDTH:
+        block = _WIDTH
+    while 2 * size() > room and step > _LEAST_STEP:
+        step //= 2
+    stages = min(4 if gated else _MOST_STAGES, depth // step, room // size())
+    return Tiling(block, step, max(2, stages))
+
+
 def _launch(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -187,8 +222,9 @@ def _launch(
     rows, width = out.shape[-2:]
     depth, item = weight.shape[1], weight.element_size()
     tile = max(16, power_of_two(rows))
-    step_bytes = (block * (1 + gated) + tile) * step * item
-    stages = min(4 if gated else _MOST_STAGES, depth // splits // step, _IN_FLIGHT // step_bytes)
+    block, step, stages = tiling(
+        tile, depth // splits, item, block=block, step=step, gated=gated, memory=MEMORY
+    )
     _product[(width // block, splits)](
         _descriptor(x, tile, step),
         _descriptor(weight, block, step),
@@ -202,7 +238,7 @@ def _launch(
         ROWS=tile,
         BLOCK=block,
         STEP=step,
-        STAGES=max(2, stages),
+        STAGES=stages,
         FETCHED=min(_FETCHED, depth // splits * item),
         PDL=DEPENDENT_LAUNCH,
         num_warps=block // 16,
