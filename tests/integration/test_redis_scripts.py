@@ -34,6 +34,7 @@ from headrace_transport.replies import (
 from headrace_transport.scripting import script
 from headrace_transport.server import Server
 from support.redis import RedisServer
+from support.wire import ScriptedEngine
 from support.wires import (
     GATEWAY,
     LEASE_MS,
@@ -633,6 +634,17 @@ async def test_present_leaves_out_who_is_late(redis: Redis, gateway: RedisGatewa
     await redis("HSET", keys.engine("e-late"), "state", "ready")
     reply = await redis.server.run("present", [keys.engines(MODEL)], [keys.engine(HOLE)])
     assert as_list(reply) == []
+
+
+async def test_an_engine_whose_hash_is_of_another_type_leaves_the_others(
+    redis: Redis, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    await ScriptedEngine(engine, "e-1", model=MODEL).appear()
+    await ScriptedEngine(engine, "e-2", model=MODEL).appear()
+    await redis("DEL", keys.engine("e-1"))
+    await redis("RPUSH", keys.engine("e-1"), "x")
+    assert [each.process for each in await gateway.engines(MODEL)] == ["e-2"]
+    assert gateway.damaged.counts["engine"] == 1
 
 
 async def test_depth_counts_until_the_deadline(redis: Redis, gateway: RedisGatewayWire) -> None:

@@ -19,6 +19,7 @@ from headrace_kit.metrics import Registry
 from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
 from support.clock import FakeClock
 from support.wire import toy_card, toy_files, toy_ids
+from support.wires import record
 
 TEXT = TextPipeline.from_card(toy_card(), toy_files())
 CANCELLED, STOP, LENGTH = FinishReason.CANCELLED, FinishReason.STOP, FinishReason.LENGTH
@@ -50,7 +51,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        wire = MemoryGatewayWire(MemoryBroker(clock=self.clock))
+        self.wire = wire = MemoryGatewayWire(MemoryBroker(clock=self.clock))
         self.metrics = GatewayMetrics(Registry("gateway"))
         self.cancels = NotedCancels(self.metrics)
         self.mended: list[str] = []
@@ -185,6 +186,59 @@ async def test_grace_that_is_over_cancels_what_the_server_does_not_know_better()
     await desk.book.grace_over(call)
     assert call.ended
     assert desk.cancels.asked == [("r.0", CANCELLED, "disconnect", None, None)]
+
+
+@pytest.mark.parametrize("elsewhere", ["r.0", "r.1"])
+async def test_grace_that_is_over_cancels_no_prompt_of_a_call_that_goes_elsewhere(
+    elsewhere: str,
+) -> None:
+    desk = Desk()
+    call = desk.open(prompts=2)
+    for session in call.sessions:
+        await desk.wire.submit(record(session.id, gateway="g1"), max_queued=9)
+    await desk.wire.attach(elsewhere, "g2", 7, 0)  # and will come to the other one
+    await desk.book.grace_over(call)
+    assert call.moved
+    assert call.ended
+    assert desk.cancels.asked == []
+    assert desk.book.unsettled == 0
+
+
+async def test_a_call_to_which_a_reader_comes_is_not_over() -> None:
+    desk = Desk()
+    call = desk.open()
+    call.left_at = desk.clock.monotonic()
+    call.coming = 1
+    desk.clock.advance(9)
+    assert desk.look(grace_s=3) == []
+    call.coming = 0
+    assert desk.look(grace_s=3) == [call]
+    call.coming = 1  # while the server is asked
+    await desk.book.grace_over(call)
+    assert not call.ended
+    call.coming = 0  # and did not arrive
+    assert desk.look(grace_s=3) == []
+    desk.clock.advance(3)
+    assert desk.look(grace_s=3) == [call]
+
+
+async def test_a_call_with_a_new_grace_is_not_ended_by_the_old_one() -> None:
+    desk = Desk()
+    call = desk.open()
+    call.left_at = desk.clock.monotonic()  # a reader came and went while the server was asked
+    await desk.book.grace_over(call)
+    assert not call.ended
+
+
+def test_a_call_that_was_taken_up_anew_stays_when_the_old_one_is_forgotten() -> None:
+    desk = Desk()
+    old = desk.open()
+    new = desk.open()
+    desk.book.drop(old, desk.inbox)
+    assert desk.book.find("r") is new
+    new.sessions[0].take_finish(0, LENGTH, None, "")
+    desk.book.changed(new.sessions[0])
+    assert new.reported
 
 
 def test_an_ended_call_keeps_its_slots_until_the_engine_is_done_or_time_is_up() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from headrace_contracts.codes import Code, FinishReason
 from headrace_contracts.pb.queue_pb2 import LogEntry, RowLogprobs
 from headrace_gateway.errors import BackendUnavailable, EngineFailed, Internal, NoEngine
 from headrace_gateway.inference.calls import Delta, SamplingCall
+from headrace_transport.errors import CommandFailed
+from headrace_transport.interface import EngineInfo
+from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
 from support.wire import Gateway, Stack, call, eventually, finishes, read, texts, toy_ids
 
 LENGTH = FinishReason.LENGTH
@@ -252,3 +256,38 @@ async def test_a_dead_letter_ends_its_stream_with_its_code() -> None:
 async def recovered(gateway: Gateway, kind: str) -> bool:
     """Whether the counter of recoveries has moved."""
     return gateway.value("headrace_gateway_recoveries_total", kind=kind) >= 1
+
+
+class UnreadableEngines(MemoryGatewayWire):
+    """Somebody damaged what lists the engines."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.unreadable = False
+        self.asked = 0
+
+    async def engines(self, model: str) -> Sequence[EngineInfo]:
+        if self.unreadable:
+            self.asked += 1
+            raise CommandFailed("WRONGTYPE")
+        return await super().engines(model)
+
+
+async def test_engines_that_cannot_be_read_end_no_request_that_waits() -> None:
+    stack = Stack()
+    wire = UnreadableEngines(stack.broker)
+    async with Gateway(wire, silence_check_s=0.1).running() as service:
+        await stack.engine.appear()
+        running = await service.start(call("x"))
+        wire.unreadable = True
+
+        async def asked() -> bool:
+            return wire.asked >= 4
+
+        await eventually(asked)
+        wire.unreadable = False
+        [claimed] = await stack.engine.claim()
+        await stack.engine.say(claimed, "ab", finish=LENGTH)
+        assert texts(await read(running)) == {0: "ab"}
+        await running.aclose()
+        assert not await stack.engine.marks(claimed)

@@ -20,6 +20,10 @@ from headrace_gateway.errors import (
     RequestNotFound,
 )
 from headrace_gateway.inference.calls import KeepAlive, SamplingCall, TokenPrompt
+from headrace_gateway.inference.running import Running
+from headrace_gateway.inference.service import InferenceService
+from headrace_transport.interface import RequestState
+from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
 from support.wire import (
     CALLER,
     END,
@@ -420,3 +424,99 @@ async def test_a_stream_is_handed_over_only_when_nothing_can_take_it_back() -> N
             await reading
         await running.aclose()
         await drained
+
+
+class HeldState(MemoryGatewayWire):
+    """The first question for a state after ``hold`` waits until it is let through, others do not."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self._next = False
+        self.on_its_way = asyncio.Event()
+        self.through = asyncio.Event()
+
+    def hold(self) -> None:
+        """Holds the next one."""
+        self._next = True
+
+    async def request_state(self, request: str) -> RequestState | None:
+        if self._next:
+            self._next = False
+            self.on_its_way.set()
+            await self.through.wait()
+        return await super().request_state(request)
+
+
+async def held_resume(wire: HeldState, service: InferenceService) -> asyncio.Task[Running]:
+    """A resume that waits for the server's answer."""
+    wire.hold()
+    coming = asyncio.create_task(service.resume("cmpl-1", "", CALLER))
+    await asyncio.wait_for(wire.on_its_way.wait(), 20)
+    return coming
+
+
+async def test_who_comes_back_in_its_grace_is_waited_for() -> None:
+    stack = Stack()
+    wire = HeldState(stack.broker)
+    first = Gateway(wire, resume_grace_s=0.3, silence_check_s=60)
+    async with stack.claimed(first) as (service, running, claimed):
+        await running.aclose()
+        coming = await held_resume(wire, service)
+        await asyncio.sleep(0.6)  # its grace is long over
+        wire.through.set()
+        again = await coming
+        await stack.engine.say(claimed, "ab", finish=LENGTH)
+        events = await read(again)
+        assert (texts(events), finishes(events)) == ({0: "ab"}, {0: LENGTH})
+        await again.aclose()
+    assert not await stack.engine.marks(claimed)
+
+
+async def test_who_comes_back_in_its_grace_and_goes_at_once_is_not_waited_for() -> None:
+    stack = Stack()
+    wire = HeldState(stack.broker)
+    first = Gateway(wire, resume_grace_s=0.3, silence_check_s=60)
+    async with stack.claimed(first) as (service, running, claimed):
+        await running.aclose()
+        coming = await held_resume(wire, service)
+        coming.cancel()
+        assert (await stack.engine.await_mark(claimed)).reason == FinishReason.CANCELLED
+
+
+async def test_a_resume_does_not_wait_for_anothers_answer() -> None:
+    stack = Stack()
+    wire = HeldState(stack.broker)
+    first = Gateway(wire, resume_grace_s=30, silence_check_s=60)
+    async with stack.claimed(first) as (service, running, _):
+        other = await service.start(call("y", request_id="cmpl-2"))
+        coming = await held_resume(wire, service)
+        again = await asyncio.wait_for(service.resume("cmpl-2", "", CALLER), 20)
+        assert not coming.done()
+        wire.through.set()
+        for each in (running, other, again, await coming):
+            await each.aclose()
+
+
+async def test_a_stream_that_went_elsewhere_while_it_is_taken_back_is_taken_up() -> None:
+    stack = Stack()
+    wire = HeldState(stack.broker)
+    first = Gateway(wire, resume_grace_s=30)
+    async with stack.claimed(first) as (service, running, claimed):
+        await stack.engine.say(claimed, "ab")
+        await running.aclose()
+        coming = await held_resume(wire, service)
+        await MemoryGatewayWire(stack.broker).attach("cmpl-1", "gateway-b", 7, 0)
+        await eventually(lambda: closed(first))  # it has seen that
+        await asyncio.sleep(0.3)  # and would forget what nobody comes for
+        wire.through.set()
+        again = await coming
+        while (await stack.engine.obey_attach(claimed)).attach.gateway != "gateway-a":
+            pass
+        await stack.engine.say(claimed, "cd", finish=LENGTH)
+        assert texts(await read(again)) == {0: "abcd"}
+        await again.aclose()
+
+
+async def closed(gateway: Gateway) -> bool:
+    """Whether the gateway has no open call left."""
+    return gateway.value("headrace_gateway_requests_open") == 0

@@ -162,11 +162,15 @@ class Book:
         now = self._clock.monotonic()
         for call in self.calls:
             if call.ended:
-                if not call.readers and not _closing(call, now):
+                if not call.readers and not call.coming and not _closing(call, now):
                     self._forget(call, inbox)
             elif call.deadline is not None and now >= call.deadline:
                 self.end(call, FinishReason.DEADLINE, "deadline")
-            elif call.left_at is not None and now - call.left_at >= max(grace_s, call.grace_s):
+            elif (
+                call.left_at is not None
+                and not call.coming
+                and now - call.left_at >= max(grace_s, call.grace_s)
+            ):
                 call.left_at = None
                 yield call
 
@@ -179,11 +183,15 @@ class Book:
                 state = await self._wire.request_state(session.id)
             except TransportUnavailable:
                 state = None
-            if call.readers:
+            if call.coming:  # and counts anew from here, should it not arrive
+                call.left_at = self._clock.monotonic()
+            if call.readers or call.left_at is not None:
                 return
             if state is not None and state.gateway not in ("", self._process):
                 moved = Conflict("The stream was taken up at another gateway.")
                 session.fail(moved, self._clock.monotonic())
+                self.changed(session)  # so have the other prompts, or will be
+                return
         self.end(call, FinishReason.CANCELLED, "disconnect")
 
     def _end_sessions(self, call: OpenCall, reason: FinishReason, cause: str) -> None:
@@ -215,8 +223,10 @@ class Book:
     def _forget(self, call: OpenCall, inbox: Inbox) -> None:
         for session in call.sessions:
             inbox.close(session)
-            self._by_record.pop(session.id, None)
-        del self._calls[call.id]
+            if self._by_record.get(session.id) is call:
+                del self._by_record[session.id]
+        if self._calls.get(call.id) is call:  # and not what was taken up in its place
+            del self._calls[call.id]
 
 
 def _closing(call: OpenCall, now: float) -> bool:

@@ -275,7 +275,12 @@ class Recovery:
             if overdue_s > self._patience.lost_engine_s:
                 self._fail(session, EngineFailed("The engine stopped and no other took over."))
                 return
-        if await self._catalog.engines(session.record.model):
+        try:
+            engines = await self._catalog.engines(session.record.model)
+        except CommandFailed as error:  # which says nothing of this request
+            log.error("engines.unreadable", model=session.record.model, reason=str(error))
+            return
+        if engines:
             session.no_engine_since = None
             return
         if session.no_engine_since is None:

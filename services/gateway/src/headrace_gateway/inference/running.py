@@ -86,6 +86,8 @@ class OpenCall:
         self.rates: RateState | None = None
         """What was left of its key's minute when it was admitted."""
         self.readers: set[Running] = set()
+        self.coming = 0
+        """Readers that are being let in: as good as there, wherever a call without any would end."""
         self.left_at: float | None = None
         """Monotonic seconds at which the last reader left before the end."""
         self.cause = ""

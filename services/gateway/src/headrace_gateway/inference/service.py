@@ -303,23 +303,37 @@ class InferenceService:
         echo: Sequence[str] = (),
         grace_s: float = 0.0,
     ) -> Running:
-        async with self._resuming:
-            call = self._book.find(request_id)
-            if call is not None:
-                lookup.check_owner(call.tenant, call.key_id, request_id, caller)
-                await self._take_back(call)
-                if call.moved:  # and is taken up like one that was never here
-                    self._book.drop(call, self._inbox)
-                    call = None
-            if call is not None:
-                self._metrics.resumes.labels("here").inc()
-                span.link(call.sessions[0].record.traceparent)
-            else:
-                call = await self._take_up(request_id, caller, span)
+        here = self._book.find(request_id)
+        if here is not None:
+            lookup.check_owner(here.tenant, here.key_id, request_id, caller)
+            here.coming += 1  # before anything is waited for: its grace may be about to end
+        try:
+            if here is not None:
+                await self._take_back(here)
+            call = await self._opened(request_id, caller, span)
             check_cursor(cursor, call)
             call.left_at = None
             call.grace_s = max(call.grace_s, grace_s)
             return self._reader(call, cursor, echo=echo)
+        finally:
+            if here is not None:
+                here.coming -= 1
+
+    async def _opened(self, request_id: str, caller: Caller, span: Span) -> OpenCall:
+        """The call as it is open here, or taken up. What is here waits for nobody else's."""
+        call = self._book.find(request_id)
+        if call is None or call.moved:
+            async with self._resuming:  # of two at once, one takes it up
+                call = self._book.find(request_id)
+                if call is not None and call.moved:  # taken up like one that was never here
+                    self._book.drop(call, self._inbox)
+                    call = None
+                if call is None:
+                    return await self._take_up(request_id, caller, span)
+        lookup.check_owner(call.tenant, call.key_id, request_id, caller)
+        self._metrics.resumes.labels("here").inc()
+        span.link(call.sessions[0].record.traceparent)
+        return call
 
     async def cancel(self, request_id: str, caller: Caller) -> bool:
         """Cancels a request wherever it is. False: it had ended.
@@ -385,7 +399,7 @@ class InferenceService:
         self._count_readers()
         if call.readers or call.ended:
             return
-        if max(self._settings.resume_grace_s, call.grace_s) == 0:
+        if max(self._settings.resume_grace_s, call.grace_s) == 0 and not call.coming:
             self._book.end(call, FinishReason.CANCELLED, "disconnect")
         else:
             call.left_at = self._clock.monotonic()
