@@ -362,14 +362,14 @@ def test_autoscalers_follow_the_load_up_and_down(
         )
 
     def follow_up() -> None:
-        took = until(lambda: settled(3), f"not three of each: {scalers(release)}")
+        took = until(lambda: settled(3), lambda: f"not three of each: {scalers(release)}")
         timings("autoscalers: from one to three of each under 50 streams", took)
 
     with metrics_api(cluster, tmp_path):
         release.upgrade(following)
-        until(lambda: settled(1), f"not one of each: {scalers(release)}")
+        until(lambda: settled(1), lambda: f"not one of each: {scalers(release)}")
         ended = asyncio.run(under_load(served, follow_up))
-        took = until(lambda: settled(1), f"not one of each again: {scalers(release)}")
+        took = until(lambda: settled(1), lambda: f"not one of each again: {scalers(release)}")
         timings("autoscalers: from three to one of each when it is quiet", took)
         off = {"autoscaling": {"enabled": False}}
         release.upgrade({"gateway": off, "engineDefaults": off})

@@ -58,7 +58,7 @@ def test_a_secret_that_is_missing_is_named_in_notes_and_events(release: Release)
     assert "not-there (auth.existingSecret) is not there" in notes
     until(
         lambda: 'secret "not-there" not found' in release.events(),
-        f"no event names it: {release.events()}",
+        lambda: f"no event names it: {release.events()}",
     )
 
 
@@ -68,7 +68,9 @@ def test_a_server_that_cannot_be_reached_is_named_in_the_logs(release: Release) 
     for component in ("gateway", "engine"):
         until(
             lambda component=component: "nowhere.invalid" in release.logs(component),
-            f"the {component} does not say what it waits for: {release.logs(component)}",
+            lambda component=component: (
+                f"the {component} does not say what it waits for: {release.logs(component)}"
+            ),
         )
     for component in ("gateway", "engine"):
         [pod] = release.pods(component)
@@ -83,7 +85,9 @@ def test_a_server_that_evicts_is_refused_with_the_remedy(release: Release) -> No
     for component in ("gateway", "engine"):
         until(
             lambda component=component: "noeviction" in said(release, component),
-            f"the {component} does not say why: {said(release, component)}",
+            lambda component=component: (
+                f"the {component} does not say why: {said(release, component)}"
+            ),
         )
 
 
@@ -95,7 +99,7 @@ def test_a_model_that_is_not_there_is_named_in_the_engines_log(release: Release)
     install(release, {"models": {"wrong": model}})
     until(
         lambda: "engine.refused" in said(release, "engine"),
-        f"no reason: {said(release, 'engine')}",
+        lambda: f"no reason: {said(release, 'engine')}",
     )
     assert "not-there.gguf" in said(release, "engine")
     until(

@@ -30,8 +30,10 @@ RIGHTS = (
 """As the chart's and compose's server has them."""
 USERS = ("gateway", "engine")
 TOKENS = 1_000
-STEP_MS = {"old": "30", "new": "1"}
-"""Of an engine with that password: the stream outlasts the rollout, and then ends soon."""
+STEP_MS = {"old": "150", "new": "1"}
+"""Of an engine with that password: the stream outlasts the rollout, however slow the machine starts
+two processes, and then ends soon.
+"""
 
 
 @pytest.fixture

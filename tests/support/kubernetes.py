@@ -235,10 +235,15 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     return result
 
 
-def until(holds: Callable[[], object], what: str, *, within_s: float = WITHIN_S) -> float:
-    """Waits for a condition; how long it took, in seconds. Raises AssertionError with ``what``."""
+def until(
+    holds: Callable[[], object], what: str | Callable[[], str], *, within_s: float = WITHIN_S
+) -> float:
+    """Waits for a condition; how long it took, in seconds. Raises AssertionError with ``what``, which
+    is asked in the end where it tells how things are.
+    """
     began = time.monotonic()
     while not holds():
-        assert time.monotonic() - began < within_s, what
+        if time.monotonic() - began >= within_s:
+            raise AssertionError(what if isinstance(what, str) else what())
         time.sleep(0.2)
     return time.monotonic() - began
