@@ -21,7 +21,8 @@ LAPSES_MS: Final = 600_000
 
 
 _TIME = re.compile(
-    rb"(?<![0-9a-zA-Z])(?:(?P<ms>[12][0-9]{12})(?P<n>-[0-9]+)?|(?P<s>[12][0-9]{9}))(?![0-9a-zA-Z])"
+    rb"(?<![0-9a-zA-Z])(?:(?P<ms>[12][0-9]{12})(?:(?P<n>-[0-9]+)|(?![0-9a-zA-Z]))"
+    rb"|(?P<s>[12][0-9]{9})(?![0-9a-zA-Z]))"
 )
 """Unix milliseconds, alone or as the id of a stream's entry, or seconds; in text or in a record."""
 _HEX: Final = "hex:"

@@ -16,6 +16,7 @@ import pytest
 import record_wire
 from google.protobuf import json_format
 from headrace_contracts import keys
+from headrace_contracts.pb.queue_pb2 import LogEntry
 from headrace_engine.errors import JournalRejected
 from headrace_engine.scheduler.journal_file import VERSION, read_journal
 from support import server_dump
@@ -52,6 +53,19 @@ def lacks(recorded: object, found: object, path: str = "") -> list[str]:
 def server() -> Generator[RedisServer]:
     with redis_server() as running:
         yield running
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_entrys_number_in_its_millisecond_is_left_out_whatever_follows(number: int) -> None:
+    entry = LogEntry(version=1, frame_id=f"1795992606000-{number}", attempt=2)
+    data = entry.SerializeToString() + b"P\x04"  # a field whose tag is a letter
+    assert server_dump.undated(data).endswith(b"<time>P\x04")
+
+
+def test_what_only_looks_like_a_time_stays() -> None:
+    for data in (b"a1795992606000", b"1795992606000b", b"17959926060001", b"1795992606x"):
+        assert server_dump.undated(data) == data
+    assert server_dump.undated(b"1795992606000 1795992606") == b"<time> <seconds>"
 
 
 def test_this_version_is_recorded() -> None:
