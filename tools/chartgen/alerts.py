@@ -148,8 +148,8 @@ ALERTS: Final = (
     ),
     Alert(
         "HeadraceRecordsDamaged",
-        "sum by (namespace, kind) (rate(headrace_gateway_damaged_records_total[5m])) > 0",
-        "5m",
+        "sum by (namespace, kind) (increase(headrace_gateway_damaged_records_total[75m])) > 0",
+        "0m",  # keys are read together once an hour
         "warning",
         "Records of kind {{ $labels.kind }} on the server cannot be read and are left out.",
         "Something else writes there, or the server loses data: gateways log each record once.",

@@ -166,7 +166,7 @@ class GatewayMetrics:
         registry.callback(
             "headrace_gateway_damaged_records_total",
             "Records that could not be read and were left out of a list, each time that they were, by "
-            "kind: card, engine, key, request. The log names each once.",
+            "kind: card, engine, key, request. The log names each once; engines only log theirs.",
             "counter",
             lambda: [((kind,), count) for kind, count in self.damaged_records().items()],
             labels=("kind",),
