@@ -215,6 +215,11 @@ def test_an_edge_note_survives_its_journey_and_a_strange_one_is_no_note() -> Non
     earlier = json.loads(note.encode())
     del earlier["grace_s"], earlier["traceparent"]  # of a version that had neither
     assert EdgeNote.decode(json.dumps(earlier).encode()) == replace(note, grace_s=0.0)
+    for grace in ("soon", None, True, -1, 1e999, [60]):  # not of ours
+        damaged = json.dumps({**json.loads(note.encode()), "grace_s": grace}).encode()
+        assert EdgeNote.decode(damaged) == replace(note, grace_s=0.0)
+    for name in ("stop", "stop_token_ids"):
+        assert EdgeNote.decode(json.dumps({**json.loads(note.encode()), name: 7}).encode()) is None
     assert note.hidden == {7}
     for strange in (b"", b"{}", b"[]", b'{"version": 99}', b'{"version": 1, "kind": "chat"}'):
         assert EdgeNote.decode(strange) is None

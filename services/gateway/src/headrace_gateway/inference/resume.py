@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
+from math import inf
 from typing import Final, cast
 
 from headrace_contracts.pb.queue_pb2 import RequestRecord, Sampling
@@ -63,7 +64,11 @@ class EdgeNote:
         if not kept.keys() >= needed:
             return None
         for name in ("stop", "stop_token_ids"):
-            kept[name] = tuple(cast("list[object]", kept[name]))
+            listed = kept[name]
+            if not isinstance(listed, list):
+                return None
+            kept[name] = tuple(cast("list[object]", listed))
+        kept["grace_s"] = _seconds(kept.get("grace_s"))
         return cls(**kept)  # type: ignore[arg-type]
 
     def choice_text(self, model: Model) -> Callable[[], ChoiceText]:
@@ -79,6 +84,13 @@ class EdgeNote:
     def hidden(self) -> frozenset[int]:
         """Stop tokens whose text is not shown."""
         return frozenset(() if self.include_stop else self.stop_token_ids)
+
+
+def _seconds(value: object) -> float:
+    """A time that was noted; 0 where that is none."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return 0.0
+    return value if 0 <= value < inf else 0.0
 
 
 def record_ids(call_id: str, prompts: int) -> list[str]:
