@@ -5,12 +5,25 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import AsyncGenerator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from headrace_cli.errors import CommandFailed as CliFailed
+from headrace_cli.keys import KeyPlace, export
 from headrace_contracts import keys
 from headrace_contracts.codes import FinishReason
+from headrace_engine.executor.echo import EchoExecutor
+from headrace_engine.intake.desk import Desk
+from headrace_engine.intake.lease import LeaseKeeper, Load, Progress
+from headrace_engine.intake.link import Link
+from headrace_engine.loading import LoadedModel, fit, publish_card
+from headrace_engine.settings import EngineSettings
+from headrace_engine.threads import beside
 from headrace_gateway.auth.keys import KeyStore
 from headrace_kit.clock import SystemClock
+from headrace_transport.address import Access
 from headrace_transport.connection import (
     RedisEngineWire,
     RedisGatewayWire,
@@ -28,6 +41,7 @@ from support.wire import read as read_events
 
 JUNK = b"\xff\x00junk"
 OTHER = "other"
+ECHO = EchoExecutor(vocabulary=100, mode="echo", step_s=0, context_tokens=1024)
 
 
 @pytest.fixture
@@ -71,8 +85,38 @@ async def test_a_damaged_card_leaves_the_other_models(
     skipped = gateway.damaged.counts["card"]
     # of another type it is as if there were none
     assert (told, skipped) == ((2, 4) if damage == "bytes" else (0, 0))
-    await ScriptedEngine(engine, "engine-c", model=OTHER).appear()  # another start mends it
+    model = LoadedModel(OTHER, ECHO, None)
+    await publish_card(engine, model, fit(EngineSettings(), ECHO), created_s=5)  # another start
     assert [card.model for card in await gateway.cards()] == [OTHER, MODEL]
+
+
+@pytest.mark.parametrize("damage", ["bytes", "type"])
+async def test_an_engine_puts_its_card_again_where_it_was_damaged(
+    link: Server, engine: RedisEngineWire, damage: str
+) -> None:
+    if damage == "bytes":
+        await link.command("SET", keys.card(OTHER), JUNK)
+    else:
+        await link.command("RPUSH", keys.card(OTHER), "x")
+    put = asyncio.Event()
+
+    async def put_card() -> None:
+        put.set()
+
+    keeper = LeaseKeeper(
+        wire=engine,
+        model=OTHER,
+        engine="engine-a",
+        desk=cast("Desk", SimpleNamespace(holdings=SimpleNamespace(attempts=dict))),
+        link=Link(SystemClock()),
+        progress=Progress(clock=SystemClock(), stall_s=60, passes=lambda: 0, resident=lambda: 0),
+        load=lambda: Load(running=0, waiting=0, free_blocks=1, total_blocks=1, waits={}),
+        put_card=put_card,
+        lease_ms=600,
+    )
+    async with beside(keeper.run()):
+        async with asyncio.timeout(20):
+            await put.wait()
 
 
 @pytest.mark.parametrize("damage", ["field", "value", "type", "name"])
@@ -102,6 +146,49 @@ async def test_a_damaged_key_leaves_the_other_keys(
     assert [each["event"] for each in said] == ["wire.damaged_record"]
     assert gateway.damaged.counts["key"] == 4
     assert await store.revoke(good.public_id)
+
+
+@pytest.mark.parametrize("damage", ["field", "end", "type"])
+async def test_an_import_opens_no_damaged_key_that_was_revoked(
+    link: Server, gateway: RedisGatewayWire, damage: str
+) -> None:
+    store = KeyStore(gateway, PEPPER.encode(), SystemClock())
+    _, kept = await store.create(name="kept")
+    _, over = await store.create(name="over")
+    exported = await store.export()
+    await store.revoke(over.public_id)
+    await link.command("HSET", keys.api_key(kept.public_id), "band", JUNK)
+    name = keys.api_key(over.public_id)
+    match damage:
+        case "field":
+            await link.command("HSET", name, "band", JUNK)
+        case "end":
+            await link.command("HSET", name, "revoked_ms", JUNK)
+        case _:
+            await link.command("DEL", name)
+            await link.command("RPUSH", name, "x")
+    assert await store.load(exported) == 2
+    ends = {key.public_id: key.revoked_ms for key in await store.list()}
+    assert ends[kept.public_id] is None
+    assert ends[over.public_id] is not None
+
+
+async def test_an_export_that_lacks_keys_leaves_the_file_of_the_one_before(
+    server: RedisServer, link: Server, gateway: RedisGatewayWire, tmp_path: Path
+) -> None:
+    store = KeyStore(gateway, PEPPER.encode(), SystemClock())
+    _, good = await store.create(name="good")
+    _, bad = await store.create(name="bad")
+    place, path = KeyPlace(server.url, Access(), None), tmp_path / "keys.jsonl"
+    await export(place, path)
+    before = path.read_bytes()
+    await link.command("HSET", keys.api_key(bad.public_id), "created_ms", JUNK)
+    with pytest.raises(CliFailed, match="are left out: 1"):
+        await export(place, path)
+    assert path.read_bytes() == before
+    rest = (tmp_path / "keys.jsonl.partial").read_text()
+    assert good.public_id in rest
+    assert bad.public_id not in rest
 
 
 async def test_an_export_with_a_damaged_key_says_so_and_can_be_read_back(

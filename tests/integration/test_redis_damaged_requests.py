@@ -23,6 +23,9 @@ DAMAGES = [
     "state type",
     *(f"state {name}" for name in (*NUMBERS, "status", "gateway", "lengths", "past")),
     *(f"no {name}" for name in (*NUMBERS, "status", "gateway", "tenant", "entry")),
+    *("is n 99999", "is n inf", "is n 0x1f", "is attempt 99999999999", "is attempt 0x1f"),
+    *("is slot inf", "is slot 99999999999", "is prompt 1e400", "is prompt -1", "body type"),
+    *("member", "field names", "queue type"),
     *("log entry", "log field", "log type", "mark", "lease", "record", "frame", "fence", "control"),
 ]
 
@@ -38,6 +41,29 @@ async def damage(link: Server, name: str, what: str) -> None:
             commands = [("HSET", state, field, JUNK)]
         case ["no", field]:
             commands = [("HDEL", state, field)]
+        case ["is", field, value]:
+            commands = [("HSET", state, field, value)]
+        case ["body", _]:
+            commands = [
+                ("HDEL", state, "entry"),
+                ("DEL", keys.body(name)),
+                ("RPUSH", keys.body(name), "x"),
+            ]
+        case ["member"]:
+            commands = [
+                ("ZADD", keys.queued(MODEL), "1", JUNK),
+                ("ZADD", keys.queued(MODEL), "1", "a b"),
+            ]
+        case ["field", "names"]:
+            streams = (log, keys.out(GATEWAY), keys.control("e-1"))
+            commands = [("XADD", stream, "*", JUNK, "x") for stream in streams]
+        case ["queue", "type"]:
+            commands = [
+                ("DEL", keys.queue(MODEL, 1, "other")),
+                ("SET", keys.queue(MODEL, 1, "other"), "x"),
+                ("ZADD", keys.tenants(MODEL, 1), "0", "other"),
+                ("HSET", state, "tenant", "other"),
+            ]
         case ["log", "entry"]:
             commands = [("XADD", log, "*", "entry", JUNK)]
         case ["log", "field"]:

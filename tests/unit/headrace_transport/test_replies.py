@@ -45,9 +45,15 @@ def test_entries_are_id_and_fields() -> None:
     assert as_entries(reply) == [("1-0", {"a": b"\xff", "b": b""}), ("1-1", {})]
 
 
+def test_a_field_whose_name_is_no_text_is_one_that_nobody_knows() -> None:
+    assert as_fields([b"\xff", b"1", b"a", b"2"]) == {"\ufffd": b"1", "a": b"2"}
+
+
 def test_what_is_no_number_and_no_text_is_a_failure() -> None:
     with pytest.raises(CommandFailed):
         as_int(b"many")
+    with pytest.raises(CommandFailed):
+        as_int(b"inf")
     with pytest.raises(CommandFailed):
         as_text(b"\xff")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from hashlib import sha1
 
+from headrace_contracts.limits import MAX_CHOICES
 from headrace_transport.options import WireOptions
 from headrace_transport.scripting import model_arguments, model_keys, script
 
@@ -30,6 +31,11 @@ def test_keys_and_arguments_are_those_that_the_prelude_reads() -> None:
     fixed = {int(number) for number in re.findall(r"ARGV\[(\d+)\]", text)}
     assert fixed == set(range(1, len(arguments) + 1))
     assert f"for i = {len(arguments) + 1}, #ARGV do A[i - {len(arguments)}]" in text
+
+
+def test_scripts_believe_as_many_choices_as_a_request_may_have() -> None:
+    assert f" n = {MAX_CHOICES}, " in script("claim").text
+    assert f" n > {MAX_CHOICES} " in script("append_log").text
 
 
 def test_keys_of_a_model_share_its_hash_tag() -> None:

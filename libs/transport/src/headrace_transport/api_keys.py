@@ -51,6 +51,11 @@ class ApiKeys(Part):
                         found.append(_key_of(name, fields))
         return found
 
+    async def api_key_end(self, public_id: str) -> int | None:
+        """See ``GatewayWire.api_key_end``."""
+        end = await self._server.command("HGET", keys.api_key(public_id), "revoked_ms")
+        return None if end is None else as_int(end)
+
     async def put_api_key(self, key: ApiKey) -> None:
         """Stores a key, or replaces it."""
         check_name("a key id", key.public_id)

@@ -14,7 +14,7 @@ from headrace_transport.endings import ending_of, terminal_frame, total_usage
 from headrace_transport.errors import TransportUnavailable
 from headrace_transport.names import check_model, check_name
 from headrace_transport.part import Part
-from headrace_transport.replies import Reply, as_bytes, as_list, as_text, readable
+from headrace_transport.replies import Reply, as_bytes, as_list, as_text, choices_of, readable
 
 _TRIES = 8
 
@@ -59,7 +59,7 @@ class CancelMarks(MarkReads):
             frame = terminal_frame(
                 slot=int(slot),
                 attempt=int(attempt) + 1,
-                lengths=held or [0] * int(n),
+                lengths=held or [0] * choices_of(n),
                 ending=ending_of(mark),
                 prompt_tokens=int(prompt),
             )

@@ -80,6 +80,12 @@ class CardReads(Part):
 class CardWrites(CardReads):
     """Cards as the engine writes them."""
 
+    async def card(self, model: str) -> ModelCard | None:
+        """See ``EngineWire.card``."""
+        with self.damaged.skipped("card", model):
+            return await super().card(model)
+        return None
+
     async def put_card(self, card: ModelCard) -> None:
         """See ``EngineWire.put_card``. What the card before named and no card names now ends, also
         where several engines put cards at once.

@@ -8,7 +8,7 @@ from typing import Final, Literal, get_args
 
 from headrace_kit.log import get_logger
 
-from headrace_transport.errors import CommandFailed
+from headrace_transport.errors import CommandFailed, RecordRejected
 
 log = get_logger(__name__)
 
@@ -35,7 +35,7 @@ class Damaged:
         """Around the reading of one record of several: ends it at what cannot be read."""
         try:
             yield
-        except CommandFailed as error:
+        except (CommandFailed, RecordRejected) as error:  # the latter: under a name of none of ours
             self._counts[kind] += 1
             if (kind, name) not in self._told and len(self._told) < TOLD_MOST:
                 self._told.add((kind, name))

@@ -371,6 +371,12 @@ class GatewayWire(Protocol):
 
     async def api_keys(self) -> Sequence[ApiKey]: ...
 
+    async def api_key_end(self, public_id: str) -> int | None:
+        """When a key was or will be revoked, unix ms, also one that cannot be read otherwise; None
+        for one that was not, or is not there. Raises ``CommandFailed`` where this cannot be read.
+        """
+        ...
+
     async def put_api_key(self, key: ApiKey) -> None: ...
 
     async def revoke_api_key(self, public_id: str, *, at_ms: int) -> bool:
@@ -490,7 +496,9 @@ class EngineWire(Protocol):
         """Replaces the shares of a model's tenants in its queue; who is not named has 1."""
         ...
 
-    async def card(self, model: str) -> ModelCard | None: ...
+    async def card(self, model: str) -> ModelCard | None:
+        """A model's card; None also for one that cannot be read, which an engine puts again."""
+        ...
 
     async def put_blob(self, data: bytes) -> str:
         """Stores a file; returns its SHA-256 in hex. It ends after ``WireOptions.blob_ttl_ms``

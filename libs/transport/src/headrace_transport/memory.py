@@ -496,6 +496,12 @@ class MemoryGatewayWire(_MemoryWire):
         await self._broker.enter()
         return [self._broker.keys[name] for name in sorted(self._broker.keys)]
 
+    async def api_key_end(self, public_id: str) -> int | None:
+        """See ``GatewayWire.api_key_end``."""
+        await self._broker.enter()
+        key = self._broker.keys.get(public_id)
+        return None if key is None else key.revoked_ms
+
     async def put_api_key(self, key: ApiKey) -> None:
         """See ``GatewayWire.put_api_key``."""
         await self._broker.enter()

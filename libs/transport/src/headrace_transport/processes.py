@@ -52,15 +52,15 @@ class Reaper(CardReads):
             (stranded, codes_pb2.FINISH_REASON_CANCELLED),
             (expired, codes_pb2.FINISH_REASON_DEADLINE),
         ):
-            for request in map(as_text, as_list(ids)):
-                with self.damaged.skipped("request", request):
-                    await marks.cancel(model, request, CancelMark(reason=reason))
+            for request in as_list(ids):
+                with self.damaged.skipped("request", repr(request)):
+                    await marks.cancel(model, as_text(request), CancelMark(reason=reason))
         with self.damaged.skipped("card", model):
             await self.keep_blobs(model)
         flat = as_list(marked)
-        for name, mark in zip(map(as_text, flat[::2]), flat[1::2], strict=True):
-            with self.damaged.skipped("request", name), readable("a cancel mark"):
-                await marks.cancel(model, name, CancelMark.FromString(as_bytes(mark)))
+        for name, mark in zip(flat[::2], flat[1::2], strict=True):
+            with self.damaged.skipped("request", repr(name)), readable("a cancel mark"):
+                await marks.cancel(model, as_text(name), CancelMark.FromString(as_bytes(mark)))
 
 
 class GatewayLeases(Reaper):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError
+from headrace_contracts.limits import MAX_CHOICES
 from headrace_contracts.pb.queue_pb2 import Control, Fence, Frame, LogEntry, RequestRecord
 
 from headrace_transport.errors import CommandFailed
@@ -22,7 +23,7 @@ def readable(what: str) -> Generator[None]:
     """Around the reading of a record: ``CommandFailed`` for one that lacks a field or damages one."""
     try:
         yield
-    except (KeyError, ValueError, DecodeError) as error:
+    except (KeyError, ValueError, OverflowError, DecodeError) as error:
         raise CommandFailed(f"{what} cannot be read: {error!r}") from error
 
 
@@ -53,6 +54,13 @@ def as_int(reply: Reply) -> int:
     raise CommandFailed(f"expected an integer, got {type(reply).__name__}")
 
 
+def choices_of(text: str) -> int:
+    """How many choices a request has. Raises ``ValueError`` for more than any can have."""
+    if not 0 <= (n := int(text)) <= MAX_CHOICES:
+        raise ValueError(f"n is {n}")
+    return n
+
+
 def as_bytes(reply: Reply) -> bytes:
     """A string of bytes."""
     if isinstance(reply, bytes):
@@ -80,7 +88,11 @@ def as_list(reply: Reply) -> list[Reply]:
 def as_fields(reply: Reply) -> dict[str, bytes]:
     """An array of field, value, field, value."""
     flat = as_list(reply)
-    return {as_text(flat[i]): as_bytes(flat[i + 1]) for i in range(0, len(flat) - 1, 2)}
+    return {
+        # a name that is no text is no field of ours
+        as_bytes(flat[i]).decode(errors="replace"): as_bytes(flat[i + 1])
+        for i in range(0, len(flat) - 1, 2)
+    }
 
 
 def as_entries(reply: Reply) -> list[tuple[str, dict[str, bytes]]]:

@@ -28,6 +28,7 @@ from headrace_transport.replies import (
     as_int,
     as_list,
     as_text,
+    choices_of,
     decoded,
     readable,
 )
@@ -198,7 +199,7 @@ def state_of(fields: dict[str, bytes]) -> RequestState:
             model=text["model"],
             tenant=text["tenant"],
             key_id=text["key"],
-            n=int(text["n"]),
+            n=choices_of(text["n"]),
             attempt=int(text["attempt"]),
             created_ms=int(text["created"]),
             finish=FinishReason(int(text["finish"])) if "finish" in text else None,

@@ -141,9 +141,13 @@ async def forget(place: KeyPlace, public_id: str) -> None:
 
 
 async def export(place: KeyPlace, path: Path) -> None:
-    """Every key, to ``write_export``. Raises CommandFailed afterwards if some cannot be read."""
+    """Every key, to ``write_export``. If some cannot be read, the others go to ``PATH.partial``, so
+    that an earlier export stays, and CommandFailed is raised.
+    """
     async with place.open() as keys:
-        write_export(await keys.export(), path)
+        data = await keys.export()
+        whole = not keys.unreadable or str(path) == "-"
+        write_export(data, path if whole else path.with_name(f"{path.name}.partial"))
         _check_all_read(keys)
 
 

@@ -8,7 +8,9 @@
 -- its choice appends nothing, so that a repeated append is a no-op
 -- What is damaged is nobody's: it must not stop the engine that has it.
 local found = redis.pcall('HMGET', KEYS[1], 'model', 'n', 'lengths')
-if found.err or not found[1] or not tonumber(found[2]) then return {0} end
+if found.err or not found[1] or not found[2] then return {0} end
+local n = string.match(found[2], '^%d+$') and tonumber(found[2])
+if not n or n > 128 then return {0} end
 local lease = redis.call('HGET', string.format(ARGV[1], found[1]), ARGV[2])
 if not lease then return {0} end
 local owner, attempt = string.match(lease, '^(%S+) (%d+) ')
@@ -16,7 +18,7 @@ if owner ~= ARGV[3] or attempt ~= ARGV[4] then return {0} end
 
 local lengths = {}
 for length in string.gmatch(found[3] or '', '%d+') do lengths[#lengths + 1] = tonumber(length) end
-for i = #lengths + 1, tonumber(found[2]) do lengths[i] = 0 end
+for i = #lengths + 1, n do lengths[i] = 0 end
 local grown, fits = {unpack(lengths)}, true
 for i = 6, #ARGV, 3 do
   local choice, first = tonumber(ARGV[i]) + 1, tonumber(ARGV[i + 1])

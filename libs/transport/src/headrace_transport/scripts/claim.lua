@@ -104,8 +104,9 @@ local function read_one(stream)
   local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, GROUP, 'COUNT', 1, 'STREAMS', stream, '>')
   if reply and reply.err then
     if redis.call('EXISTS', stream) == 0 then return nil end
-    redis.call('XGROUP', 'CREATE', stream, GROUP, '0')
-    reply = redis.call('XREADGROUP', 'GROUP', GROUP, GROUP, 'COUNT', 1, 'STREAMS', stream, '>')
+    redis.pcall('XGROUP', 'CREATE', stream, GROUP, '0')
+    reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, GROUP, 'COUNT', 1, 'STREAMS', stream, '>')
+    if reply and reply.err then return nil end  -- no stream: nothing waits there
   end
   return reply and reply[1][2][1]
 end
@@ -116,7 +117,7 @@ local function retire_tenant(band, tenant, score)
     redis.call('ZADD', idle_key(band), score, tenant)
   end
   local stream = queue_key(band, tenant)
-  if redis.call('XLEN', stream) == 0 then redis.call('DEL', stream) end
+  if redis.pcall('XLEN', stream) == 0 then redis.call('DEL', stream) end
 end
 
 local function walk(band)

@@ -39,8 +39,16 @@ end
 
 local function int(x) return string.format('%.0f', x) end
 
--- What is taken for a number that somebody damaged: one request must not stop all the others.
+-- What is taken for a number that somebody damaged, and how great one can be that nobody did: one
+-- request must not stop all the others.
 local NUMBERS = {n = '1', slot = '0', attempt = '0', crashes = '0', prompt = '0', deadline = '0'}
+local MOST = {
+  n = 128, slot = 2^32 - 1, attempt = 2^31, crashes = 2^31, prompt = 2^32 - 1, deadline = 2^53,
+}
+
+local function is_number(name, value)
+  return string.match(value, '^%d+$') ~= nil and tonumber(value) <= MOST[name]
+end
 
 -- The named fields of a request's state, or nil when it has none.
 local function read(id, ...)
@@ -50,7 +58,7 @@ local function read(id, ...)
   local st = {status = values[1]}
   for i, name in ipairs(names) do
     st[name] = values[i + 1] or ''
-    if NUMBERS[name] and not tonumber(st[name]) then st[name] = NUMBERS[name] end
+    if NUMBERS[name] and not is_number(name, st[name]) then st[name] = NUMBERS[name] end
   end
   return st
 end
@@ -131,7 +139,7 @@ local function forget_entry(band, tenant, entry)
   local stream = queue_key(band, tenant)
   redis.pcall('XACK', stream, GROUP, entry)  -- of a damaged state it is no id
   redis.pcall('XDEL', stream, entry)
-  if redis.call('XLEN', stream) == 0 and not redis.call('ZSCORE', tenants_key(band), tenant) then
+  if redis.pcall('XLEN', stream) == 0 and not redis.call('ZSCORE', tenants_key(band), tenant) then
     redis.call('DEL', stream)
   end
 end
@@ -143,7 +151,8 @@ local function record_of(id, st)
   for i = 1, #fields, 2 do
     if fields[i] == 'record' and fields[i + 1] ~= '' then return fields[i + 1] end
   end
-  return redis.call('GET', body_key(id)) or ''
+  local body = redis.pcall('GET', body_key(id))
+  return type(body) == 'string' and body or ''
 end
 
 -- Puts a begun request back for a successor. Suspects wait apart.

@@ -13,7 +13,7 @@ from typing import Final, Literal, TypedDict, Unpack, cast, get_args
 
 from headrace_contracts.keys import BANDS, DEFAULT_BAND
 from headrace_kit.clock import Clock
-from headrace_transport.errors import RecordRejected
+from headrace_transport.errors import CommandFailed, RecordRejected
 from headrace_transport.interface import ApiKey, GatewayWire
 
 from headrace_gateway.auth import tokens
@@ -266,7 +266,8 @@ class KeyStore:
 
     async def load(self, data: bytes) -> int:
         """Puts exported keys back; says how many. What was revoked since stays revoked, and what
-        was deleted stays away; one that is damaged is replaced. Raises ``ValueError`` before any is put.
+        was deleted stays away; one that is damaged is replaced, and is revoked now where nobody can
+        tell whether it was. Raises ``ValueError`` before any is put.
         """
         keys = [_decode(line) for line in data.splitlines() if line.strip()]
         there = {key.public_id: key for key in await self._wire.api_keys()}
@@ -274,8 +275,16 @@ class KeyStore:
         welcome = [key for key in keys if key.public_id not in forgotten]
         for key in welcome:
             known = there.get(key.public_id)
-            await self._write(key if known is None else _earlier_end(key, known))
+            end = await self._end_of(key.public_id) if known is None else known.revoked_ms
+            await self._write(_earlier_end(key, end))
         return len(welcome)
+
+    async def _end_of(self, public_id: str) -> int | None:
+        """When a key that is not there, or is damaged, was revoked."""
+        try:
+            return await self._wire.api_key_end(public_id)
+        except CommandFailed:
+            return self._clock.wall_ms()
 
     async def _write(self, key: ApiKey) -> None:
         try:
@@ -310,9 +319,9 @@ def ended_before(key: ApiKey, at_ms: int) -> bool:
     return any(end is not None and end < at_ms for end in (key.revoked_ms, key.expires_ms))
 
 
-def _earlier_end(key: ApiKey, known: ApiKey) -> ApiKey:
-    """The key, revoked when the first of both was."""
-    ends = [each.revoked_ms for each in (key, known) if each.revoked_ms is not None]
+def _earlier_end(key: ApiKey, end_ms: int | None) -> ApiKey:
+    """The key, revoked at its own end or at another one, whichever is earlier."""
+    ends = [each for each in (key.revoked_ms, end_ms) if each is not None]
     return replace(key, revoked_ms=min(ends, default=None))
 
 

@@ -34,7 +34,8 @@ def key_routes(
 
     @router.get("")
     async def list_keys(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Lists every key, the oldest first, without its secret."""
+        """Lists every key that can be read, the oldest first, without its secret. One that is
+        damaged is named in the gateway's log."""
         auth.require(caller_of(request.scope), "admin")
         with transport_errors():
             listed = await keys.list()
