@@ -13,6 +13,7 @@ from headrace_transport.connection import RedisEngineWire, connect_engine, conne
 from headrace_transport.errors import CommandFailed
 from headrace_transport.interface import FIRST_FRAME
 from headrace_transport.options import WireOptions
+from headrace_transport.replies import as_list
 from headrace_transport.server import Server
 from support.redis import RedisServer
 from support.wires import GATEWAY, LEASE_MS, MODEL, claim, entry, finish, frame, record
@@ -28,6 +29,9 @@ DAMAGES = [
     *("member", "field names", "queue type"),
     *("log entry", "log field", "log type", "mark", "lease", "record", "frame", "fence", "control"),
 ]
+
+ENDLESS = {"state type", "no status", "no gateway", "lease"}
+"""Whose state tells nobody that they ended, or whose lease tells nobody who has them."""
 
 
 async def damage(link: Server, name: str, what: str) -> None:
@@ -135,6 +139,14 @@ async def test_the_request_that_is_whole_is_served(server: RedisServer, begun: b
         state = await gateway.request_state("good")
         assert state is not None
         assert state.finish is FinishReason.STOP
+
+        told = await link.answers([("HGET", keys.state(name), "status") for name in bad])
+        going_on = {
+            what for what, status in zip(bad.values(), told, strict=True) if status != b"finished"
+        }
+        assert going_on == (ENDLESS | {"state status"} if begun else ENDLESS)
+        queued = set(as_list(await link.command("ZRANGE", keys.queued(MODEL), 0, -1)))
+        assert not queued & {name.encode() for name in bad}, "nothing will take them from there"
     finally:
         for wire in (link, gateway, engine):
             await wire.close()

@@ -85,7 +85,10 @@ local function look(band, tenant, score, entry, fields)
   end
   if not id then return bury(band, tenant, entry, fields, 'no id') end
   local st = read(id, 'entry')
-  if not st then return bury(band, tenant, entry, fields, 'no state') end
+  if not st then
+    redis.call('ZREM', K.queued, id)
+    return bury(band, tenant, entry, fields, 'no state')
+  end
   if st.entry ~= entry or st.status == 'finished' then return forget_entry(band, tenant, entry) end
   -- Delivered anew because the group was lost: somebody runs it, or it waits as an orphan.
   if st.status == 'running' or redis.call('ZSCORE', K.orphans, id)
