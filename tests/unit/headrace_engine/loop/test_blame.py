@@ -63,7 +63,7 @@ def run_until_it_fails(rig: Rig) -> None:
         "headrace_engine.scheduler.scheduler.plan_resume",
         "headrace_engine.scheduler.scheduler.resume_ways",
         "headrace_engine.scheduler.commit.mark_produced",
-        "headrace_engine.loop.setup.slot_start",
+        "headrace_engine.loop.setup._slot",
     ],
 )
 def test_only_who_was_worked_on_is_blamed_besides_those_that_ran(
