@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 
 import httpx
 import pytest
+from headrace_cli import verify
 from headrace_cli.endpoint import Endpoint
 from headrace_cli.errors import CommandFailed
+from headrace_cli.keys import KeyPlace
 from headrace_cli.verify import (
     Plan,
     check_cancel,
+    check_engine_metrics,
     check_gateway_metrics,
     check_keys,
     check_limit,
     check_stream,
     run,
 )
+from headrace_engine.metrics import EngineMetrics
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_kit.metrics import Registry
+from headrace_transport.address import Access
+from headrace_transport.errors import AccessDenied, TransportUnavailable
 
 Answer = Callable[[httpx.Request], httpx.Response]
 PIECES = [" G", " H", " I"]
@@ -140,3 +147,47 @@ def test_a_metric_that_is_declared_and_not_served_is_named() -> None:
     )
     with pytest.raises(CommandFailed, match="headrace_gateway_backend_up"):
         check_gateway_metrics(PLAN)
+
+
+ENGINES = Plan(PLAN.endpoint, engine_metrics="http://engines:9100")
+
+
+def test_an_engine_that_cannot_be_reached_at_once_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registry = Registry("engine")
+    EngineMetrics(registry)
+    asked: list[str] = []
+
+    def get(url: str, timeout: float) -> httpx.Response:
+        asked.append(url)
+        if len(asked) < 3:
+            raise httpx.ConnectError("Connection refused")
+        request = httpx.Request("GET", url)
+        return httpx.Response(200, content=registry.exposition(), request=request)
+
+    monkeypatch.setattr(httpx, "get", get)
+    monkeypatch.setattr(verify.time, "sleep", abs)
+    assert "all" in check_engine_metrics(ENGINES)
+    assert asked == ["http://engines:9100/metrics"] * 3
+
+
+@pytest.mark.parametrize(
+    ("error", "times"), [(TransportUnavailable("away"), 2), (AccessDenied("not you"), 1)]
+)
+def test_a_server_out_of_reach_is_asked_again_and_one_that_refuses_is_not(
+    monkeypatch: pytest.MonkeyPatch, error: TransportUnavailable, times: int
+) -> None:
+    asked: list[KeyPlace] = []
+
+    async def limited_key(place: KeyPlace) -> tuple[str, str]:
+        asked.append(place)
+        raise error
+
+    clock = iter([0.0, 1.0, 1.0 + verify.CONNECT_S])
+    monkeypatch.setattr(verify, "_limited_key", limited_key)
+    monkeypatch.setattr(verify, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=abs))
+    place = KeyPlace("redis://127.0.0.1:1", Access(), "pepper")
+    with pytest.raises(type(error)):
+        check_limit(Plan(PLAN.endpoint, key_place=place))
+    assert len(asked) == times

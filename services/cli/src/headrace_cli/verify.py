@@ -11,22 +11,28 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 import httpx
 from headrace_engine.metrics import EngineMetrics
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_kit.metrics import Registry
+from headrace_transport.errors import AccessDenied, TransportUnavailable
 
 from headrace_cli.endpoint import Endpoint, check, event, first_model, texts
 from headrace_cli.errors import CommandFailed
 from headrace_cli.keys import KeyPlace
+
+T = TypeVar("T")
 
 PROMPT: Final = "The letters of the alphabet: A B C D E F"
 LONG: Final = 2000
 """Tokens of a request that is not meant to reach its end, where the context allows as many."""
 CANCEL_S: Final = 10.0
 """How long a cancelled request may take to be shown as such."""
+CONNECT_S: Final = 15.0
+"""How long engines and the server may be out of reach: network policies let a pod that has just begun,
+as that of ``helm test``, through to others a moment later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,7 @@ def run(plan: Plan, say: Callable[[str], None] = print) -> bool:
     for name, look in checks:
         try:
             say(f"ok    {name}: {look()}")
-        except (CommandFailed, httpx.HTTPError) as error:
+        except (CommandFailed, httpx.HTTPError, TransportUnavailable) as error:
             good = False
             say(f"FAIL  {name}: {error or type(error).__name__}")
     return good
@@ -129,7 +135,8 @@ def check_limit(plan: Plan) -> str:
     """A key for one request at once gets 429 for the second, and is told when to come back."""
     if plan.key_place is None:
         return "not looked at: it takes --redis-url, and the deployment's secrets"
-    key, public_id = asyncio.run(_limited_key(plan.key_place))
+    place = plan.key_place
+    key, public_id = _in_time(lambda: asyncio.run(_limited_key(place)), TransportUnavailable)
     limited = Endpoint(plan.endpoint.url, key)
     try:
         with limited.client() as client, _started(client, plan, _long(client, plan)) as lines:
@@ -137,7 +144,7 @@ def check_limit(plan: Plan) -> str:
             answer = client.post("/v1/completions", json=_body(client, plan, 4))
             client.delete(f"/v1/requests/{stream.id}")
     finally:
-        asyncio.run(_forget(plan.key_place, public_id))
+        asyncio.run(_forget(place, public_id))
     if answer.is_success and stream.finish is not None:
         raise CommandFailed(f"{stream.id} was over before a second request could be refused")
     if answer.status_code != 429:
@@ -164,9 +171,24 @@ def check_engine_metrics(plan: Plan) -> str:
         return "not looked at: it takes --engine-metrics"
     registry = Registry("engine")
     EngineMetrics(registry)
-    answer = httpx.get(f"{plan.engine_metrics.rstrip('/')}/metrics", timeout=10)
+    url = f"{plan.engine_metrics.rstrip('/')}/metrics"
+    answer = _in_time(lambda: httpx.get(url, timeout=10), httpx.ConnectError, httpx.ConnectTimeout)
     check(answer)
     return _compare((made.name for made in registry.declared()), answer.text)
+
+
+def _in_time(attempt: Callable[[], T], *unreachable: type[Exception]) -> T:
+    """What the attempt gives, which is made again while its other side cannot be reached."""
+    until = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            return attempt()
+        except AccessDenied:
+            raise
+        except unreachable:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.5)
 
 
 def _compare(declared: Iterable[str], exposition: str) -> str:
