@@ -5,11 +5,12 @@ asked, upgraded.
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
-from support.kubernetes import Cluster, Release
+from support.kubernetes import Cluster, Release, until
 from support.policies import enforced, reaches
 from support.timings import Timings
 
@@ -58,8 +59,9 @@ def test_a_stranger_reaches_gateways_and_metrics_and_not_the_server(release: Rel
         *sleep,
     )
     release.kubectl("wait", "pod/stranger", "--for=condition=Ready", "--timeout=60s")
-    assert reaches(release, "stranger", "headrace", 8000)
-    assert reaches(release, "stranger", "headrace-engines", 9100)
+    # Whoever holds policies learns a moment later that there is a new pod.
+    for host, port in (("headrace", 8000), ("headrace-engines", 9100)):
+        until(partial(reaches, release, "stranger", host, port), f"does not reach {host}:{port}")
     assert not reaches(release, "stranger", "headrace-valkey", 6379)
 
 
