@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -27,10 +26,7 @@ from headrace_transport.address import Access
 from headrace_transport.connection import (
     RedisEngineWire,
     RedisGatewayWire,
-    connect_engine,
-    connect_gateway,
 )
-from headrace_transport.options import WireOptions
 from headrace_transport.server import Server
 from structlog.testing import capture_logs
 from support.processes import PEPPER
@@ -42,28 +38,6 @@ from support.wire import read as read_events
 JUNK = b"\xff\x00junk"
 OTHER = "other"
 ECHO = EchoExecutor(vocabulary=100, mode="echo", step_s=0, context_tokens=1024)
-
-
-@pytest.fixture
-async def link(server: RedisServer) -> AsyncGenerator[Server]:
-    """Behind the wire's back."""
-    link = Server(server.url, password=None, options=WireOptions())
-    yield link
-    await link.close()
-
-
-@pytest.fixture
-async def gateway(server: RedisServer) -> AsyncGenerator[RedisGatewayWire]:
-    wire = await connect_gateway(server.url)
-    yield wire
-    await wire.close()
-
-
-@pytest.fixture
-async def engine(server: RedisServer) -> AsyncGenerator[RedisEngineWire]:
-    wire = await connect_engine(server.url)
-    yield wire
-    await wire.close()
 
 
 @pytest.mark.parametrize("damage", ["bytes", "type"])

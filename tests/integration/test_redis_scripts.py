@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 
 import pytest
@@ -78,24 +78,8 @@ class Redis:
 
 
 @pytest.fixture
-async def redis(server: RedisServer) -> AsyncGenerator[Redis]:
-    link = Server(server.url, password=None, options=WireOptions())
-    yield Redis(link)
-    await link.close()
-
-
-@pytest.fixture
-async def gateway(server: RedisServer) -> AsyncGenerator[RedisGatewayWire]:
-    wire = await connect_gateway(server.url)
-    yield wire
-    await wire.close()
-
-
-@pytest.fixture
-async def engine(server: RedisServer) -> AsyncGenerator[RedisEngineWire]:
-    wire = await connect_engine(server.url)
-    yield wire
-    await wire.close()
+def redis(link: Server) -> Redis:
+    return Redis(link)
 
 
 # all of them
