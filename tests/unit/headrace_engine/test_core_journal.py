@@ -65,17 +65,22 @@ def run_until_it_fails(core: Core) -> None:
     assert failures
 
 
+def both_journals(folder: Path) -> EngineSettings:
+    """One in memory, kept when the engine fails, and one in a file."""
+    return EngineSettings(
+        executor="echo",
+        journal_dir=str(folder / "kept"),
+        journal_file=str(folder / "live"),
+        cache_blocks=64,
+        context_tokens=256,
+    )
+
+
 @pytest.mark.rule("journal.every-input")
 def test_the_last_record_of_both_files_is_the_pass_that_broke(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = EngineSettings(
-        executor="echo",
-        journal_dir=str(tmp_path / "kept"),
-        journal_file=str(tmp_path / "live"),
-        cache_blocks=64,
-        context_tokens=256,
-    )
+    settings = both_journals(tmp_path)
     executor = EchoExecutor(vocabulary=100, context_tokens=256)
     core = build_core(settings, LoadedModel("echo", executor, None), SystemClock())
 
@@ -91,13 +96,7 @@ def test_the_last_record_of_both_files_is_the_pass_that_broke(
 
 
 def test_a_failed_engine_leaves_a_journal_that_replays(tmp_path: Path) -> None:
-    settings = EngineSettings(
-        executor="echo",
-        journal_dir=str(tmp_path / "kept"),
-        journal_file=str(tmp_path / "live"),
-        cache_blocks=64,
-        context_tokens=256,
-    )
+    settings = both_journals(tmp_path)
     executor = BreakingExecutor(vocabulary=100, context_tokens=256)
     core = build_core(settings, LoadedModel("echo", executor, None), SystemClock())
     run_until_it_fails(core)
