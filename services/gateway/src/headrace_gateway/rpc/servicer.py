@@ -109,36 +109,40 @@ class InferenceServicer:
 
     @asynccontextmanager
     async def _answering(self, method: str, context: Context) -> AsyncGenerator[Span]:
-        """Counts and traces a call, and ends it with the status of what it raises."""
+        """Counts and traces a call, and ends it with the status of what it raises.
+
+        Counted first: who has the status of a call finds it among the metrics.
+        """
         span = self._tracing.begin(
             f"{SERVICE}/{method}",
             kind="server",
             parent=_text(metadata_value(context.invocation_metadata(), "traceparent")),
         )
-        fault = None
+        failed: GatewayError | None = None
         status = "CANCELLED"  # what it is when none of the lines below is reached
         try:
             yield span
             status = "OK"
         except GatewayError as error:
-            status = status_of(error).name
-            fault = error.code.wire_name
-            span.set({"error.type": fault})
-            await refuse(context, error)
+            failed = error
+            span.set({"error.type": error.code.wire_name})
         except grpc.aio.AbortError:
             raise
         except Exception:
             # The boundary of one call.
             log.exception("grpc.failed", method=method, trace_id=span.trace_id)
-            status = "INTERNAL"
-            await refuse(context, Internal("The call failed."))
+            failed = Internal("The call failed.")
         finally:
+            if failed is not None:
+                status = status_of(failed).name
             self._metrics.grpc_requests.labels(method, status).inc()
             span.set({"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method})
             span.set({"rpc.grpc.status_code": STATUS_CODES[status].value[0]})
             if status in SERVER_FAULTS:
-                span.fail(fault or status)
+                span.fail(status if failed is None else failed.code.wire_name)
             span.end()
+        if failed is not None:
+            await refuse(context, failed)
 
     async def _generate(self, request: GenerateRequest, context: Context, span: Span) -> None:
         caller = await self._caller(context)
