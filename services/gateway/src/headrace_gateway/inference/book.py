@@ -13,7 +13,7 @@ from typing import Final
 from headrace_contracts.codes import FinishReason
 from headrace_kit.clock import Clock
 from headrace_kit.log import get_logger
-from headrace_transport.errors import TransportUnavailable
+from headrace_transport.errors import CommandFailed, TransportUnavailable
 from headrace_transport.interface import GatewayWire
 
 from headrace_gateway.errors import DRAIN_RETRY_S, Conflict, Draining, HandedOver
@@ -182,6 +182,9 @@ class Book:
             try:
                 state = await self._wire.request_state(session.id)
             except TransportUnavailable:
+                state = None
+            except CommandFailed as error:  # damaged: nobody took it up by that
+                log.error("request.unreadable", id=session.id, reason=str(error))
                 state = None
             if call.coming:  # and counts anew from here, should it not arrive
                 call.left_at = self._clock.monotonic()

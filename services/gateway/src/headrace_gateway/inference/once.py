@@ -22,7 +22,7 @@ from headrace_gateway.errors import (
     transport_errors,
 )
 from headrace_gateway.inference import lookup
-from headrace_gateway.inference.calls import Call, OnceKey
+from headrace_gateway.inference.calls import Call, Caller, OnceKey
 from headrace_gateway.inference.lookup import Found
 
 log = get_logger(__name__)
@@ -71,21 +71,27 @@ class Once:
                 raise BackendUnavailable(
                     "The call of this Idempotency-Key is being admitted.", retry_after_s=1
                 ) from None
-            if await self._answers(request_id, found):
+            if await self._answers(request_id, found, call.caller):
                 return request_id
             instead = held
 
-    async def _answers(self, request_id: str, found: Found) -> bool:
+    async def _answers(self, request_id: str, found: Found, caller: Caller) -> bool:
         """Whether a call has been answered, or is on its way to that."""
-        states = [state for _, state in found.states]
-        if all(state.status == "finished" for state in states):
-            return all(state.finish in _ANSWERED for state in states)
+        if (answered := _answered(found)) is not None:
+            return answered
         if self._cancelled(request_id):
             return False
         with transport_errors():
-            marks = await self._wire.cancels(states[0].model, [name for name, _ in found.states])
+            marks = await self._wire.cancels(found.first.model, [name for name, _ in found.states])
         # of one choice, a mark only says where it stopped
-        return all(mark.HasField("choice") for each in marks.values() for mark in each)
+        if any(not mark.HasField("choice") for each in marks.values() for mark in each):
+            return False
+        # A mark goes when its request ends, which may have been since the states were read.
+        try:
+            answered = _answered(await lookup.find(self._wire, request_id, caller))
+        except RequestNotFound as error:
+            raise forgotten() from error
+        return answered is not False
 
     async def keep(self, call: Call, key: OnceKey) -> None:
         """The call is queued: the key stands for it from now on. Never raises: the call runs."""
@@ -110,6 +116,14 @@ class Once:
             return await self._wire.bind_once(
                 caller.tenant, caller.key_id, key.name, value, ttl_ms=ttl_ms, instead=instead
             )
+
+
+def _answered(found: Found) -> bool | None:
+    """Whether a call that has ended was answered; None: it goes on."""
+    states = [state for _, state in found.states]
+    if any(state.status != "finished" for state in states):
+        return None
+    return all(state.finish in _ANSWERED for state in states)
 
 
 def forgotten() -> Conflict:

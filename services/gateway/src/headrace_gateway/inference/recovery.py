@@ -280,6 +280,8 @@ class Recovery:
         except CommandFailed as error:  # which says nothing of this request
             log.error("engines.unreadable", model=session.record.model, reason=str(error))
             return
+        except BackendUnavailable:  # nor does this: it is up to date, and is looked at again
+            return
         if engines:
             session.no_engine_since = None
             return

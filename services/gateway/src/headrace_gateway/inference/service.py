@@ -520,6 +520,8 @@ class InferenceService:
                     await self._recovery.mend(session)
             except transport.TransportUnavailable:
                 return  # what is here can be read; the rest comes when the server does
+            except transport.CommandFailed as error:  # its state is damaged: so it can
+                log.error("request.unreadable", id=session.id, reason=str(error))
 
     async def _take_up(self, request_id: str, caller: Caller, span: Span) -> OpenCall:
         """Makes a call of what the server knows, and has its rows sent here."""
