@@ -41,15 +41,13 @@ class Board:
         ]
 
 
-def _rate(metric: str, by: str = "", where: str = "") -> str:
-    selector = ", ".join(part for part in ('namespace=~"$namespace"', where) if part)
+def _rate(metric: str, by: str = "") -> str:
     grouped = f"sum by ({by}) " if by else "sum "
-    return f"{grouped}(rate({metric}{{{selector}}}[$__rate_interval]))"
+    return f'{grouped}(rate({metric}{{namespace=~"$namespace"}}[$__rate_interval]))'
 
 
-def _quantile(q: float, metric: str, by: str = "") -> str:
-    grouped = f"le, {by}" if by else "le"
-    return f"histogram_quantile({q}, {_rate(f'{metric}_bucket', grouped)})"
+def _quantile(q: float, metric: str) -> str:
+    return f"histogram_quantile({q}, {_rate(f'{metric}_bucket', 'le')})"
 
 
 def _now(metric: str, by: str = "", function: str = "sum") -> str:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from headrace_contracts.limits import BOOT_NONCE
-from headrace_kit.clock import Clock, SystemClock
+from headrace_kit.clock import SystemClock
 from headrace_kit.errors import SettingsError
 from headrace_kit.lifecycle import Lifecycle, install_signals
 from headrace_kit.log import configure_logging, get_logger
@@ -95,7 +95,6 @@ class EngineProcess:
         *,
         load: Load = load_model,
         command: Sequence[str] = CHILD,
-        clock: Clock | None = None,
     ) -> None:
         """``load`` brings the model; where the engine has a process of its own, ``command`` is
         what Python runs there, and does.
@@ -105,7 +104,7 @@ class EngineProcess:
         self._ready_file = ReadyFile(settings.ready_file)
         self._load = load
         self._command = command
-        self._clock = clock if clock is not None else SystemClock()
+        self._clock = SystemClock()
         self._registry = Registry("engine")
         self._tracing = Tracing()
         self._engine = process_id(settings.name)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
-from headrace_kit.clock import Clock, SystemClock
+from headrace_kit.clock import SystemClock
 from headrace_kit.errors import SettingsError
 from headrace_kit.lifecycle import install_signals
 from headrace_kit.log import configure_logging, get_logger
@@ -112,13 +112,12 @@ class GatewayProcess:
         *,
         access: Access | None = None,
         initial_key: str | None = None,
-        clock: Clock | None = None,
     ) -> None:
         self._settings = settings
         self._pepper = pepper
         self._access = access
         self._initial_key = initial_key
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._registry = Registry("gateway")
         self._process = f"{settings.name}-{secrets.token_hex(4)}"
         self._ready_file = ReadyFile(settings.ready_file)
@@ -233,6 +232,7 @@ class GatewayProcess:
             settings=settings,
             metrics=metrics,
             readiness=readiness,
+            clock=self._clock,
             tracing=tracing,
         )
         rpc = RpcServer(service, auth, metrics, readiness, settings, tracing)

@@ -24,11 +24,9 @@ def test_all_layers_of_a_block_are_one_contiguous_object() -> None:
     assert region.stats()[0].object_bytes == 384
 
 
-def test_a_checkpoint_is_its_added_bytes_and_then_its_grid() -> None:
+def test_a_checkpoint_is_one_object_of_all_its_parts() -> None:
     registry = CacheRegistry(align=64)
     registry.add_prefix(64)
-    assert registry.add_checkpoint(10) == 0
-    assert registry.add_checkpoint(10) == 64
     assert registry.add_checkpoint_parts(200, 3) == 0
     assert registry.add_checkpoint_parts(100, 2) == 3
     region = objects()
@@ -36,7 +34,7 @@ def test_a_checkpoint_is_its_added_bytes_and_then_its_grid() -> None:
     assert layout.checkpoint is not None
     allocation = region.alloc(layout.checkpoint)
     assert allocation is not None
-    assert len(allocation.addresses) == 6
+    assert len(allocation.addresses) == 5
 
 
 def test_nothing_is_registered_after_the_end() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from headrace_contracts.codes import Code, FinishReason
 from headrace_engine.errors import EngineDraining
-from headrace_engine.intake.gateway import EngineDoor, EngineGateway
+from headrace_engine.intake.gateway import EngineGateway
 from headrace_engine.state.inbound import Cancel, Inbound
 from headrace_engine.state.outputs import PassOutputs
 from headrace_engine.state.request import Request, RequestHandle, Sampling
@@ -156,7 +156,7 @@ def test_finish_ends_what_is_queued_and_then_the_outputs() -> None:
 
 @pytest.mark.rule("outputs.flat")
 def test_outputs_reach_the_signal_thread_in_order() -> None:
-    door: EngineDoor = EngineGateway()
+    door = EngineGateway()
     none = np.zeros(0, np.int32)
     for i in range(3):
         door.notify(PassOutputs(i, np.zeros(0, np.int64), none, none, none, none))

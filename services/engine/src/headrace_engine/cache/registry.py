@@ -51,32 +51,30 @@ class CacheLayout:
 
 class CacheRegistry:
     """Two categories. *Prefix*: bytes are added up into one part, one contiguous object per
-    block. *Checkpoint*: added bytes form part 0, grids become further parts.
+    block. *Checkpoint*: one object for each state, of as many parts as are added.
 
     Registration ends with ``close``.
     """
 
-    __slots__ = ("_align", "_checkpoint", "_checkpoint_parts", "_closed", "_prefix")
+    __slots__ = ("_align", "_checkpoint_parts", "_closed", "_prefix")
 
     def __init__(self, align: int = 64) -> None:
         self._align = align
         self._prefix = 0
-        self._checkpoint = 0
         self._checkpoint_parts: list[Part] = []
         self._closed = False
 
     def add_prefix(self, size: int) -> int:
         """Room for ``size`` bytes in every block; returns its offset in the object."""
-        offset, self._prefix = self._grow(self._prefix, size)
-        return offset
-
-    def add_checkpoint(self, size: int) -> int:
-        """Room for ``size`` bytes in part 0 of every checkpoint; returns its offset there."""
-        offset, self._checkpoint = self._grow(self._checkpoint, size)
+        assert not self._closed, "registration has ended"
+        if size < 1:
+            raise ValueError(f"cannot register {size} bytes")
+        offset = self._prefix
+        self._prefix += align_up(size, self._align)
         return offset
 
     def add_checkpoint_parts(self, size: int, count: int) -> int:
-        """``count`` parts of ``size`` bytes; returns the index of the first, part 0 excluded."""
+        """``count`` parts of ``size`` bytes; returns the index of the first."""
         assert not self._closed, "registration has ended"
         first = sum(part.count for part in self._checkpoint_parts)
         self._checkpoint_parts.append(Part(size, self._align, count))
@@ -88,13 +86,5 @@ class CacheRegistry:
             raise ValueError("no part of the model registered bytes of a block")
         self._closed = True
         prefix = objects.register([Part(self._prefix, self._align)])
-        parts = list(self._checkpoint_parts)
-        if self._checkpoint:
-            parts.insert(0, Part(self._checkpoint, self._align))
+        parts = self._checkpoint_parts
         return CacheLayout(prefix, objects.register(parts) if parts else None)
-
-    def _grow(self, total: int, size: int) -> tuple[int, int]:
-        assert not self._closed, "registration has ended"
-        if size < 1:
-            raise ValueError(f"cannot register {size} bytes")
-        return total, align_up(total + size, self._align)

@@ -24,45 +24,6 @@ from headrace_engine.state.request import Request, RequestHandle
 _CODES = {FinishReason.CANCELLED: Code.CANCELLED, FinishReason.DEADLINE: Code.DEADLINE_EXCEEDED}
 
 
-class EngineDoor(Protocol):
-    """The door as each thread sees it. ``EngineGateway`` implements it."""
-
-    # any thread
-    def push(self, request: Request) -> None:
-        """Hands a request over; raises ``EngineDraining`` once drained or closed."""
-        ...
-
-    def cancel(self, cancel: Cancel) -> None:
-        """Ends a request in whatever state; a no-op for one that has ended or is unknown."""
-        ...
-
-    def drain(self) -> None:
-        """Refuses new requests; the engine finishes what it has, and then leaves its loop."""
-        ...
-
-    def close(self) -> None:
-        """Abort: what is queued or running ends as CANCELLED with code DRAINING."""
-        ...
-
-    # engine thread
-    def pop(self, budget: int, *, block: bool, timeout_s: float | None = None) -> Inbound:
-        """At most ``budget`` requests and every cancel; waits for something if ``block``."""
-        ...
-
-    def notify(self, outputs: PassOutputs) -> None:
-        """Gives outputs to the signal thread."""
-        ...
-
-    def finish(self, code: Code, message: str) -> None:
-        """The engine thread has left its loop: what is still queued ends so, and nothing follows."""
-        ...
-
-    # signal thread
-    def take_outputs(self, timeout_s: float) -> list[PassOutputs] | None:
-        """Everything notified since the last call; None once closed and empty."""
-        ...
-
-
 class OutputSink(Protocol):
     """Where outputs go: to a mailbox of this process, or out of it."""
 

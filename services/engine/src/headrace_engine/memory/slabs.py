@@ -39,7 +39,6 @@ class SlabStats:
     """One size class."""
 
     object_bytes: int
-    slab_bytes: int
     capacity: int
     """Objects of one slab."""
     full: int
@@ -147,7 +146,6 @@ class SlabAllocator:
         """Counts, for metrics and audits."""
         return SlabStats(
             object_bytes=self.object_bytes,
-            slab_bytes=self._page_bytes << self._order,
             capacity=self.capacity,
             full=self._slabs - len(self._partial),
             partial=len(self._partial),

@@ -30,19 +30,13 @@ class Flight:
     slots: NDArray[np.intp]
     generating: int
     """The first so many rows sample."""
-    after_chunk: tuple[int, ...] = ()
-    """Rows that sample behind known context, not behind a token."""
 
 
 def flight_of(plan: PassPlan) -> Flight:
     """The batch of a plan, as ``loop.setup`` would lay it out. Taken before anything else."""
     slots = [chunk.sequence.slot for chunk in plan.chunks]
     sampling = len(plan.decode.slots) + sum(chunk.generating for chunk in plan.chunks)
-    return Flight(
-        np.concatenate([plan.decode.slots, np.array(slots, np.intp)]),
-        sampling,
-        tuple(range(len(plan.decode.slots), sampling)),
-    )
+    return Flight(np.concatenate([plan.decode.slots, np.array(slots, np.intp)]), sampling)
 
 
 def land(flight: Flight, residents: Residents) -> None:

@@ -23,7 +23,6 @@ from headrace_engine.state.request import MediaSpan
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
-UInt64 = NDArray[np.uint64]
 Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
 

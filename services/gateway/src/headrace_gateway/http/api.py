@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from headrace_kit.clock import Clock, SystemClock
+from headrace_kit.clock import Clock
 from headrace_kit.traces import Tracing
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -44,11 +44,10 @@ def build_api(
     settings: HttpSettings,
     metrics: GatewayMetrics,
     readiness: Reports,
-    clock: Clock | None = None,
-    tracing: Tracing | None = None,
+    clock: Clock,
+    tracing: Tracing,
 ) -> FastAPI:
     """The whole application. Nothing is started; no route but the guard's list is open."""
-    clock = clock or SystemClock()
     open_paths = OPEN_PATHS if settings.metrics_need_key else OPEN_PATHS | {"/metrics"}
     app = FastAPI(
         title="Headrace",
@@ -66,7 +65,7 @@ def build_api(
                 readiness=readiness,
             ),
             Middleware(Guard, auth=auth, open_paths=open_paths),
-            Middleware(TraceLayer, tracing=tracing or Tracing()),
+            Middleware(TraceLayer, tracing=tracing),
         ],
         exception_handlers={
             HttpError: _answer_error,
