@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -125,6 +127,38 @@ def test_exports_are_the_owners_alone_and_come_back(
     assert path.stat().st_mode & 0o777 == 0o600
     assert read_export(path) == b"a\nb\n"
     assert "wrote 2 keys" in capsys.readouterr().out
+
+
+def test_an_export_that_cannot_be_written_leaves_the_one_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "keys.jsonl"
+    write_export(b"old\n", path)
+
+    def full(source: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(CommandFailed, match="No space left"):
+        write_export(b"new\n", path)
+    assert read_export(path) == b"old\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_export_into_a_pipe_or_a_device_leaves_it_as_it_is(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe, 0o622)
+    pipe.chmod(0o622)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_export(b"a\n", pipe)
+        assert os.read(reader, 10) == b"a\n"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert pipe.stat().st_mode & 0o777 == 0o622
+    with pytest.raises(CommandFailed, match="No space left on device"):
+        write_export(b"a\n", Path("/dev/full"))
 
 
 def test_files_that_cannot_be_used_are_told(tmp_path: Path) -> None:

@@ -152,18 +152,29 @@ async def export(place: KeyPlace, path: Path) -> None:
 
 
 def write_export(data: bytes, path: Path) -> None:
-    """Writes keys to a file of the owner's, or to standard output for ``-``."""
+    """Writes keys to a file of the owner's, or to standard output for ``-``. What a file held stays
+    until all is written. Raises CommandFailed.
+    """
     if str(path) == "-":
         sys.stdout.buffer.write(data)
         return
+    in_place = path.exists() and not path.is_file()  # a pipe, say, or a device
+    target = path if in_place else path.resolve()
+    fresh = target if in_place else target.with_name(f"{target.name}.{os.getpid()}")
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        _write_own(data, fresh)
+        fresh.replace(target)
     except OSError as error:
+        if not in_place:
+            fresh.unlink(missing_ok=True)
         raise CommandFailed(f"{path}: {error.strerror}.") from error
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(data)
     print(f"wrote {len(data.splitlines())} keys to {path}")
+
+
+def _write_own(data: bytes, path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
 
 
 def read_export(path: Path) -> bytes:

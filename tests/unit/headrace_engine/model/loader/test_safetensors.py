@@ -46,6 +46,23 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         open_model(str(tmp_path))
 
 
+@pytest.mark.parametrize("outside", ["../model.safetensors", "a/../../model.safetensors", "/etc/x"])
+def test_a_shard_outside_the_folder_is_refused(tmp_path: Path, outside: str) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (folder(tmp_path, HF_CONFIG) / "config.json").rename(inner / "config.json")
+    index = {"weight_map": {"a": outside}}
+    (inner / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelRejected, match=r"index\.json: .* lies outside the folder"):
+        open_model(str(inner))
+
+
+def test_a_configuration_of_brackets_is_refused(tmp_path: Path) -> None:
+    (folder(tmp_path, HF_CONFIG) / "config.json").write_text("[" * 200_000)
+    with pytest.raises(ModelRejected, match=r"config\.json: is not JSON"):
+        open_model(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("entries", "why"),
     [

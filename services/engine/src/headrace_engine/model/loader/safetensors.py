@@ -86,6 +86,9 @@ class FolderCheckpoint:
             if not isinstance(names, dict):
                 raise ModelRejected(f"{self.path / _INDEX}: weight_map is missing")
             files = sorted({str(name) for name in cast("dict[str, object]", names).values()})
+            for file in files:
+                if Path(file).is_absolute() or ".." in Path(file).parts:
+                    raise ModelRejected(f"{self.path / _INDEX}: {file} lies outside the folder")
             return [self.path / file for file in files]
         if (self.path / _SINGLE).is_file():
             return [self.path / _SINGLE]
@@ -120,7 +123,7 @@ def read_json(path: Path) -> dict[str, object]:
         value: object = json.loads(path.read_text())
     except OSError as error:
         raise ModelRejected(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelRejected(f"{path}: is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelRejected(f"{path}: is not a JSON object")
