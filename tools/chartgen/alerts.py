@@ -148,11 +148,12 @@ ALERTS: Final = (
     ),
     Alert(
         "HeadraceRecordsDamaged",
-        "sum by (namespace, kind) (increase(headrace_gateway_damaged_records_total[75m])) > 0",
+        "sum by (namespace, kind) (increase(headrace_gateway_damaged_records_total[75m])) > 0"
+        " or sum by (namespace, kind) (increase(headrace_engine_damaged_records_total[75m])) > 0",
         "0m",  # keys are read together once an hour
         "warning",
         "Records of kind {{ $labels.kind }} on the server cannot be read and are left out.",
-        "Something else writes there, or the server loses data: gateways log each record once.",
+        "Something else writes there, or the server loses data: the logs name each record once.",
     ),
     Alert(
         "HeadracePublishSlow",

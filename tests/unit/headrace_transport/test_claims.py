@@ -9,6 +9,7 @@ import pytest
 from headrace_contracts.codes import Code, FinishReason
 from headrace_contracts.pb.queue_pb2 import CancelMark, Fence, Frame, LogEntry, Usage
 from headrace_transport.claims import Claims, Taken
+from headrace_transport.damaged import Damaged
 from headrace_transport.errors import TransportUnavailable
 from headrace_transport.foreign import Foreign
 from headrace_transport.interface import FrameId, Logged, OutEntry, Renewed, Settled
@@ -105,7 +106,7 @@ class Steps:
 
 
 async def claimed(steps: Steps, claims: Claims | None = None, *, credit: int = 4) -> list[str]:
-    got = await (claims or Claims(steps, Foreign())).claim(
+    got = await (claims or Claims(steps, Foreign(Damaged()))).claim(
         MODEL, "e-1", credit=credit, lease_ms=100
     )
     return [each.record.id for each in got]
@@ -165,7 +166,7 @@ async def test_mark_of_one_choice_goes_with_the_request() -> None:
     stop = mark(FinishReason.STOP, choice=1)
     two = record("r1", n=2)
     steps = Steps([replace(taken(), n=2, marks=(stop,), record=encode(two))])
-    (got,) = await Claims(steps, Foreign()).claim(MODEL, "e-1", credit=1, lease_ms=100)
+    (got,) = await Claims(steps, Foreign(Damaged())).claim(MODEL, "e-1", credit=1, lease_ms=100)
     assert list[CancelMark](got.cancels) == [stop]
 
 
@@ -186,7 +187,7 @@ async def test_what_was_taken_before_an_error_is_given_by_the_next_call(step: st
     steps = Steps(
         [replace(taken(), attempt=2, begun=True), replace(taken("r2"), verdict="expired")]
     )
-    claims = Claims(steps, Foreign())
+    claims = Claims(steps, Foreign(Damaged()))
     steps.fail_at = step
     with pytest.raises(TransportUnavailable):
         await claimed(steps, claims)
@@ -196,7 +197,7 @@ async def test_what_was_taken_before_an_error_is_given_by_the_next_call(step: st
 
 async def test_what_was_taken_before_an_error_and_lost_since_is_forgotten() -> None:
     steps = Steps([replace(taken("r1"), attempt=2, begun=True)])
-    claims = Claims(steps, Foreign())
+    claims = Claims(steps, Foreign(Damaged()))
     steps.fail_at = "log"
     with pytest.raises(TransportUnavailable):
         await claimed(steps, claims)

@@ -1,19 +1,28 @@
-"""Records that cannot be read: skipped where they are listed with others, counted, each told once."""
+"""Records that cannot be read: skipped where they are listed with others, counted, each told once.
+
+What comes in a stream has no name, and is told once a minute.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import time
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from headrace_kit.log import get_logger
 
 from headrace_transport.errors import CommandFailed, RecordRejected
+from headrace_transport.telling import Telling
 
 log = get_logger(__name__)
 
-DamagedKind = Literal["card", "engine", "key", "request"]
-DAMAGED_KINDS: Final[tuple[DamagedKind, ...]] = get_args(DamagedKind)
+EntryKind = Literal["control", "fence", "frame", "log", "record"]
+"""What comes in streams."""
+DamagedKind = Literal["card", "engine", "key", "replaced", "request"] | EntryKind
+DAMAGED_KINDS: Final[tuple[DamagedKind, ...]] = (
+    *("card", "control", "engine", "fence", "frame", "key", "log", "record", "replaced", "request"),
+)
 TOLD_MOST: Final = 1_000
 """Records that are told; more of them are counted only."""
 
@@ -21,9 +30,10 @@ TOLD_MOST: Final = 1_000
 class Damaged:
     """What one process met and could not read. One event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._counts: dict[DamagedKind, int] = dict.fromkeys(DAMAGED_KINDS, 0)
         self._told: set[tuple[DamagedKind, str]] = set()
+        self._telling = Telling(now_s)
 
     @property
     def counts(self) -> Mapping[DamagedKind, int]:
@@ -40,3 +50,15 @@ class Damaged:
             if (kind, name) not in self._told and len(self._told) < TOLD_MOST:
                 self._told.add((kind, name))
                 log.error("wire.damaged_record", kind=kind, name=name, reason=str(error))
+
+    def met(self, kind: EntryKind | Literal["card"]) -> None:
+        """A record that was refused since it cannot be decoded."""
+        self._counts[kind] += 1
+        if (records := self._telling.due(kind)) is not None:
+            reason = "it cannot be decoded"
+            log.error("wire.damaged_record", kind=kind, records=records, reason=reason)
+
+    def replaced(self, key: str, kind: str) -> None:
+        """A key that only we write was of another type (``kind``), and is no more."""
+        self._counts["replaced"] += 1
+        log.error("wire.replaced", key=key, was=kind)

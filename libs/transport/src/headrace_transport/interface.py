@@ -414,6 +414,11 @@ class EngineWire(Protocol):
         """What was read of other wire versions."""
         ...
 
+    @property
+    def damaged(self) -> Damaged:
+        """What could not be read."""
+        ...
+
     # work
     async def wait_bell(self, model: str, *, timeout_ms: int) -> bool:
         """Waits for work on a connection of its own. Spurious wake-ups are allowed."""

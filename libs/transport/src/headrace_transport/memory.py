@@ -204,8 +204,8 @@ class MemoryBroker:
 class _MemoryWire:
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker
-        self.foreign = Foreign(broker.clock.monotonic)
-        self.damaged = Damaged()
+        self.damaged = Damaged(broker.clock.monotonic)
+        self.foreign = Foreign(self.damaged, broker.clock.monotonic)
 
     async def ping(self) -> None:
         """Raises ``TransportUnavailable`` while the broker is down."""

@@ -14,8 +14,8 @@ class Part:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self.foreign = Foreign()
         self.damaged = Damaged()
+        self.foreign = Foreign(self.damaged)
 
     async def ping(self) -> None:
         """Raises ``TransportUnavailable`` when the server does not answer in time, or takes no

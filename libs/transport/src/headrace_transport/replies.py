@@ -35,8 +35,8 @@ def given(reply: Reply | CommandFailed) -> Reply:
 
 
 def decoded(message: type[Versioned], data: bytes) -> Versioned:
-    """A record; an empty one, of version 0, where it cannot be decoded: whoever reads it refuses it
-    like one of another version.
+    """A record; an empty one, of version 0, where it cannot be decoded: whoever asks whether it is of
+    our version refuses it, and counts it as damaged.
     """
     try:
         return message.FromString(data)

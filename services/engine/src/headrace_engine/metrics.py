@@ -40,6 +40,8 @@ class IntakeState:
     stalled_s: float = 0.0
     foreign: Mapping[str, int] = field(default_factory=dict[str, int])
     """Records of other wire versions that were refused, by kind."""
+    damaged: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Records that could not be read, by kind."""
 
 
 class EngineMetrics:
@@ -261,6 +263,14 @@ class EngineMetrics:
             "frame, log, record.",
             "counter",
             lambda: _labelled(self._intake().foreign),
+            labels=("kind",),
+        )
+        self.registry.callback(
+            "headrace_engine_damaged_records_total",
+            "Records that could not be read, each time that they were met, by kind: card, control, "
+            "fence, frame, log, record, request; replaced: keys of another type that were emptied.",
+            "counter",
+            lambda: _labelled(self._intake().damaged),
             labels=("kind",),
         )
 

@@ -165,8 +165,9 @@ class GatewayMetrics:
         )
         registry.callback(
             "headrace_gateway_damaged_records_total",
-            "Records that could not be read and were left out of a list, each time that they were, by "
-            "kind: card, engine, key, request. The log names each once; engines only log theirs.",
+            "Records that could not be read, each time that they were met, by kind: card, engine, "
+            "fence, frame, key, log, request; replaced: keys of another type that were emptied. The "
+            "log names each once.",
             "counter",
             lambda: [((kind,), count) for kind, count in self.damaged_records().items()],
             labels=("kind",),

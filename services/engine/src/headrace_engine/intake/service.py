@@ -180,6 +180,7 @@ class Intake:
             wire_up=self.link.up,
             stalled_s=self.progress.stalled_s,
             foreign={**self._wire.foreign.counts},
+            damaged={**self._wire.damaged.counts},
         )
 
     @property
