@@ -29,7 +29,6 @@ import signal
 import socket
 import statistics
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -49,6 +48,8 @@ from headrace_kit.clock import SystemClock
 from headrace_transport import connection
 from headrace_transport.interface import FrameId, OutEntry
 from numpy.typing import NDArray
+from over_http import posted
+from report import commit, percentiles_ms
 from support.redis import RedisServer, redis_server
 
 FIRST_TOKEN: Final = 1000
@@ -64,6 +65,7 @@ SKIP: Final = 40
 """Tokens at either end of a stream that are not measured: not all streams run then."""
 PEPPER: Final = "a pepper for the bench alone"
 LIMIT_S: Final = 60
+SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 SO_TIMESTAMPNS: Final = 35
 """Of Linux; the socket module does not name it. With bytes comes the CLOCK_REALTIME at which the
 kernel had the last of them."""
@@ -303,15 +305,7 @@ def _request(stream: int, key: str, load: Load, model: str) -> bytes:
             "stream": True,
         }
     )
-    head = (
-        "POST /v1/completions HTTP/1.1",
-        "Host: 127.0.0.1",
-        f"Authorization: Bearer {key}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        "Connection: close",
-    )
-    return ("\r\n".join(head) + "\r\n\r\n" + body).encode()
+    return posted(key, body)
 
 
 def _arrivals(pieces: Sequence[tuple[int, bytes]], tokens: int) -> NDArray[np.int64]:
@@ -573,7 +567,9 @@ def _compare(load: Load, turns: int) -> None:
     print(f"{load.streams} streams, {load.tokens} tokens each, executor {load.executor}")
     told: dict[str, dict[str, float]] = {}
     for name, found in rounds.items():
-        added = _percentiles(np.concatenate([each.added.ravel() for each in found]).tolist())
+        added = percentiles_ms(
+            np.concatenate([each.added.ravel() for each in found]).tolist(), SHARES
+        )
         step = statistics.median(each.step_s for each in found) * 1000
         told[name] = {**{f"added_{key}_ms": round(v, 3) for key, v in added.items()}}
         told[name]["step_ms"] = round(step, 3)
@@ -588,7 +584,7 @@ def _compare(load: Load, turns: int) -> None:
         json.dumps(
             {
                 "bench": "added_latency_forms",
-                "commit": _commit(),
+                "commit": commit(),
                 "device": f"{platform.machine()} {platform.system()}, {os.cpu_count()} cores",
                 "load_average": round(busy, 1),
                 **asdict(load),
@@ -609,11 +605,11 @@ def _report(
     plain, noted, eager = rounds
     steps = plain.added.T  # what a step adds to its last token: the gateway's work for all
     rows = {
-        **{name: _percentiles(times) for name, times in floors.items()},
-        "added": _percentiles(plain.added.ravel().tolist()),
-        "first_of_step": _percentiles(steps.min(axis=1).tolist()),
-        "last_of_step": _percentiles(steps.max(axis=1).tolist()),
-        "eager_client": _percentiles(eager.added.ravel().tolist()),
+        **{name: percentiles_ms(times, SHARES) for name, times in floors.items()},
+        "added": percentiles_ms(plain.added.ravel().tolist(), SHARES),
+        "first_of_step": percentiles_ms(steps.min(axis=1).tolist(), SHARES),
+        "last_of_step": percentiles_ms(steps.max(axis=1).tolist(), SHARES),
+        "eager_client": percentiles_ms(eager.added.ravel().tolist(), SHARES),
     }
     parts = {
         name: statistics.median(values.ravel().tolist()) for name, values in noted.parts.items()
@@ -633,7 +629,7 @@ def _report(
     print(f"  load average at start {busy:.1f} on {os.cpu_count()} cores")
     result = {
         "bench": "added_latency",
-        "commit": _commit(),
+        "commit": commit(),
         "device": f"{platform.machine()} {platform.system()}, {os.cpu_count()} cores",
         "load_average": round(busy, 1),
         "streams": load.streams,
@@ -646,22 +642,6 @@ def _report(
         "tokens_sharing_an_event": round(plain.together, 4),
     }
     print(json.dumps(result))
-
-
-def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """In milliseconds."""
-    ordered = sorted(seconds)
-    return {
-        name: ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1000
-        for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
-    }
-
-
-def _commit() -> str:
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

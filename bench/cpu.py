@@ -43,6 +43,7 @@ from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.state.request import Request, RequestHandle, Sampling
 from headrace_kit.clock import SystemClock
 from numpy.typing import NDArray
+from report import commit
 
 Prompt = NDArray[np.int32]
 VOCABULARY = 49_152
@@ -460,14 +461,6 @@ def processor() -> str:
     name = next((x.split(":")[1].strip() for x in text.splitlines() if "model name" in x), "")
     units = [unit for unit in ("avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16") if unit in text]
     return f"{name or platform.machine()} ({', '.join(units) or 'no avx512'})"
-
-
-def commit() -> str:
-    """Short hash of what is measured."""
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import gc
 import json
 import platform
 import statistics
-import subprocess
 import time
 
 import numpy as np
@@ -25,6 +24,7 @@ from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.state.request import Request, RequestHandle, Sampling
 from headrace_kit.clock import SystemClock
 from pass_cost import BLOCK_BYTES, VOCABULARY, FreeExecutor
+from report import commit
 
 BLOCK_TOKENS = 16
 
@@ -119,10 +119,7 @@ def main() -> None:
         }
         figures[f"rows={rows}"] = figure
         print(f"{rows} rows: {figure}")
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    print(json.dumps({"bench": "journal", "commit": commit, "machine": platform.machine(),
+    print(json.dumps({"bench": "journal", "commit": commit(), "machine": platform.machine(),
                       "python": platform.python_version(), "figures": figures}))  # fmt: skip
 
 

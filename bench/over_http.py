@@ -198,10 +198,15 @@ def _request(stack: Stack, prompt: Sequence[int], tokens: int) -> bytes:
             "stream": True,
         }
     )
+    return posted(stack.key, body)
+
+
+def posted(key: str, body: str) -> bytes:
+    """The bytes of a call of completions that is the last one of its connection."""
     head = (
         "POST /v1/completions HTTP/1.1",
         "Host: 127.0.0.1",
-        f"Authorization: Bearer {stack.key}",
+        f"Authorization: Bearer {key}",
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
         "Connection: close",

@@ -17,7 +17,6 @@ import gc
 import json
 import os
 import platform
-import subprocess
 import time
 import tracemalloc
 from collections import deque
@@ -35,6 +34,7 @@ from headrace_engine.state.batch import BatchData, BatchOutput
 from headrace_engine.state.request import Request, RequestHandle, Sampling
 from headrace_kit.clock import SystemClock
 from numpy.typing import NDArray
+from report import commit
 
 VOCABULARY = 32_000
 BLOCK_BYTES = 4096
@@ -584,14 +584,11 @@ def main() -> None:
     began = time.monotonic()
     table = Table()
     measure(table, options)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     print(
         json.dumps(
             {
                 "bench": "pass_cost",
-                "commit": commit,
+                "commit": commit(),
                 "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f}",
                 "python": platform.python_version(),
                 "context": options.context,

@@ -34,6 +34,7 @@ from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import RequestRecord, Sampling
 from headrace_engine.default_model import DEFAULT_MODEL
 from headrace_engine.loading import name_of
+from report import commit
 from support.process import Process
 from support.redis import redis_server
 from support.served import clean_environ, headrace, stop
@@ -218,7 +219,7 @@ def main() -> None:
     print(f"  load average at start {busy:.1f} on {os.cpu_count()} cores")
     result = {
         "bench": "startup",
-        "commit": _commit(),
+        "commit": commit(),
         "device": f"{platform.machine()} {platform.system()}, {os.cpu_count()} cores",
         "load_average": round(busy, 1),
         "model": arguments.model,
@@ -238,13 +239,6 @@ def _print(what: str, row: Mapping[str, float], target_s: float) -> None:
     print(f"{what}: first token after {row['first_token']:.2f} s; {verdict} {target_s:g} s")
     for name, seconds in row.items():
         print(f"  {name:16} {seconds:6.2f} s")
-
-
-def _commit() -> str:
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

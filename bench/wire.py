@@ -15,7 +15,6 @@ import asyncio
 import json
 import multiprocessing
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -27,10 +26,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from headrace_contracts.pb.queue_pb2 import Frame, LogEntry, RequestRecord
 from headrace_transport.connection import connect_engine, connect_gateway
 from headrace_transport.interface import FIRST_FRAME
+from report import commit, percentiles_ms
 from support.redis import redis_server
 
 MODEL, GATEWAY, ENGINE = "bench", "gw-bench", "e-bench"
 LOG_EVERY = 16
+SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +154,8 @@ async def _engine(url: str, load: Load) -> None:
 def _report(load: Load, floor: Sequence[float], latencies: Sequence[float], span_s: float) -> None:
     tokens_s = load.streams * load.steps / span_s
     rows = {
-        "ping_ms": _percentiles(floor),
-        "frame_ms": _percentiles(latencies),
+        "ping_ms": percentiles_ms(floor, SHARES),
+        "frame_ms": percentiles_ms(latencies, SHARES),
     }
     print(f"{load.streams} streams, {load.steps} steps, {load.step_s * 1000:g} ms a step")
     for name, values in rows.items():
@@ -163,7 +164,7 @@ def _report(load: Load, floor: Sequence[float], latencies: Sequence[float], span
     print(f"  {tokens_s:,.0f} tokens/s; a frame takes {ratio:.1f} round trips at the median")
     result = {
         "bench": "wire",
-        "commit": _commit(),
+        "commit": commit(),
         "device": f"{platform.machine()} {platform.system()}",
         "streams": load.streams,
         "steps": load.steps,
@@ -173,22 +174,6 @@ def _report(load: Load, floor: Sequence[float], latencies: Sequence[float], span
         **{name: {k: round(v, 4) for k, v in values.items()} for name, values in rows.items()},
     }
     print(json.dumps(result))
-
-
-def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """In milliseconds."""
-    ordered = sorted(seconds)
-    return {
-        name: ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1000
-        for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999))
-    }
-
-
-def _commit() -> str:
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -34,7 +34,6 @@ import os
 import platform
 import random
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -49,6 +48,7 @@ from headrace_kit.flags import add_flags, given_flags
 from headrace_kit.settings import load
 from over_http import Stack, Streams, burst, serving
 from peers import comparison, peers_of
+from report import commit, output_of
 from step_stages import device_stages, host_stages
 from token_gaps import TokenGaps
 
@@ -313,7 +313,7 @@ def machine(*, on_device: bool) -> dict[str, object]:
         import torch
 
         asked = "--query-gpu=driver_version,clocks.sm,clocks.max.sm,power.limit"
-        said = _output("nvidia-smi", asked, "--format=csv,noheader").splitlines()
+        said = output_of("nvidia-smi", asked, "--format=csv,noheader").splitlines()
         # Read while nothing runs: the clock that matters is the one in the load's own time.
         facts = {
             "device": torch.cuda.get_device_name(),
@@ -322,20 +322,6 @@ def machine(*, on_device: bool) -> dict[str, object]:
             "triton": version("triton"),
         }
     return facts | {"python": platform.python_version(), "cores": os.cpu_count()}
-
-
-def commit() -> str:
-    """What is measured: BENCH_COMMIT, or what git says; empty outside a repository."""
-    asked = ["-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    return os.environ.get("BENCH_COMMIT", "") or _output("git", *asked)
-
-
-def _output(*command: str) -> str:
-    """What a program prints; empty where it is not there or fails."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
 
 
 @dataclass(frozen=True, slots=True)
