@@ -5,24 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from headrace_cli.access import from_environment, open_wire, running_stack
+from headrace_cli.access import find_server, open_wire
 from headrace_cli.errors import CommandFailed
 from headrace_cli.state import StateDir
 from headrace_transport.address import Access
 
 
-def test_the_environment_gives_what_a_gateway_of_that_deployment_has() -> None:
-    access, hidden = from_environment(
-        {"HEADRACE_GATEWAY_REDIS_PASSWORD": "p", "HEADRACE_GATEWAY_PEPPER": "q" * 20}
-    )
-    assert access.password == "p"
-    assert hidden.pepper is not None
-    assert hidden.pepper.get_secret_value() == "q" * 20
+def test_the_environment_gives_what_a_gateway_of_that_deployment_has(tmp_path: Path) -> None:
+    environ = {"HEADRACE_GATEWAY_REDIS_PASSWORD": "p", "HEADRACE_GATEWAY_PEPPER": "q" * 20}
+    url, access, pepper = find_server("redis://there", StateDir(tmp_path), environ)
+    assert (url, access.password, pepper) == ("redis://there", "p", "q" * 20)
 
 
 def test_a_command_without_a_server_says_what_to_start(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="No stack runs here") as failed:
-        running_stack(StateDir(tmp_path))
+        find_server(None, StateDir(tmp_path), {})
     assert failed.value.hint == (
         "Start one with `headrace serve`, or set HEADRACE_GATEWAY_REDIS_URL."
     )

@@ -14,24 +14,29 @@ from headrace_transport.errors import TransportError
 from headrace_transport.interface import GatewayWire
 
 from headrace_cli.errors import CommandFailed, no_stack
-from headrace_cli.state import RunningStack, StateDir
+from headrace_cli.state import StateDir
 
 
-def from_environment(environ: Mapping[str, str]) -> tuple[Access, GatewaySecrets]:
-    """Password and certificates, and the secrets they are of. Raises CommandFailed."""
+def find_server(
+    redis_url: str | None, state: StateDir, environ: Mapping[str, str]
+) -> tuple[str, Access, str | None]:
+    """URL, access and pepper: the named server's by the environment, else the local stack's.
+
+    The pepper is None where the environment has none. Raises CommandFailed.
+    """
+    url = redis_url or environ.get("HEADRACE_GATEWAY_REDIS_URL")
+    if url is None:
+        running = state.running_now()
+        if running is None:
+            raise no_stack("--redis-url", "HEADRACE_GATEWAY_REDIS_URL")
+        access = Access(password=state.secret(state.redis_password_file))
+        return running.redis_url, access, state.secret(state.pepper_file)
     try:
         hidden = load_secrets(GatewaySecrets, environ)
-        return Access.of(load(GatewaySettings, environ=environ), hidden), hidden
+        access = Access.of(load(GatewaySettings, environ=environ), hidden)
     except SettingsError as error:
         raise CommandFailed(str(error)) from error
-
-
-def running_stack(state: StateDir) -> RunningStack:
-    """The local stack, for a command that names no server. Raises CommandFailed."""
-    running = state.running_now()
-    if running is None:
-        raise no_stack("--redis-url", "HEADRACE_GATEWAY_REDIS_URL")
-    return running
+    return url, access, None if hidden.pepper is None else hidden.pepper.get_secret_value()
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from typing import Final
 from headrace_transport.address import Access
 from headrace_transport.interface import EngineInfo, GatewayWire
 
-from headrace_cli.access import from_environment, open_wire, running_stack
+from headrace_cli.access import find_server, open_wire
 from headrace_cli.errors import CommandFailed
 from headrace_cli.state import StateDir
 
@@ -40,16 +40,8 @@ class Fleet:
 
     @classmethod
     def find(cls, redis_url: str | None, state: StateDir, environ: Mapping[str, str]) -> Fleet:
-        """The named server with the environment's secrets, or the local stack's.
-
-        Raises CommandFailed.
-        """
-        url = redis_url or environ.get("HEADRACE_GATEWAY_REDIS_URL")
-        if url is None:
-            running = running_stack(state)
-            password = state.secret(state.redis_password_file)
-            return cls(running.redis_url, Access(password=password))
-        access, _ = from_environment(environ)
+        """See ``find_server``."""
+        url, access, _ = find_server(redis_url, state, environ)
         return cls(url, access)
 
     @asynccontextmanager

@@ -18,7 +18,7 @@ from headrace_kit.clock import SystemClock
 from headrace_transport.address import Access
 from headrace_transport.interface import ApiKey
 
-from headrace_cli.access import from_environment, open_wire, running_stack
+from headrace_cli.access import find_server, open_wire
 from headrace_cli.errors import CommandFailed
 from headrace_cli.state import StateDir
 
@@ -40,21 +40,8 @@ class KeyPlace:
 
     @classmethod
     def find(cls, redis_url: str | None, state: StateDir, environ: Mapping[str, str]) -> KeyPlace:
-        """The named server with the environment's secrets, or the local stack's.
-
-        Raises CommandFailed.
-        """
-        url = redis_url or environ.get("HEADRACE_GATEWAY_REDIS_URL")
-        if url is None:
-            running = running_stack(state)
-            return cls(
-                running.redis_url,
-                Access(password=state.secret(state.redis_password_file)),
-                state.secret(state.pepper_file),
-            )
-        access, hidden = from_environment(environ)
-        pepper = None if hidden.pepper is None else hidden.pepper.get_secret_value()
-        return cls(url, access, pepper)
+        """See ``find_server``."""
+        return cls(*find_server(redis_url, state, environ))
 
     def check_pepper(self) -> None:
         """Raises CommandFailed where no key can be made."""

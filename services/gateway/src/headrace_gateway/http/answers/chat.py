@@ -8,9 +8,10 @@ import orjson
 
 from headrace_gateway.http.answers.parts import (
     Choice,
-    around_text,
+    Envelope,
     chat_logprobs,
     finish_name,
+    head,
     usage_body,
 )
 from headrace_gateway.http.ports import RunningCall
@@ -22,11 +23,7 @@ def chat_body(
 ) -> dict[str, object]:
     """The whole answer."""
     return {
-        "id": running.id,
-        "object": "chat.completion",
-        "created": running.created_s,
-        "model": running.model,
-        "system_fingerprint": running.system_fingerprint,
+        **head(running, "chat.completion"),
         "choices": [
             {
                 "index": index,
@@ -48,14 +45,7 @@ class ChatChunks:
     """The chunks of a streamed chat. Each choice opens with its role and closes with its reason."""
 
     def __init__(self, running: RunningCall, *, include_usage: bool, logprobs: bool) -> None:
-        self._head: dict[str, object] = {
-            "id": running.id,
-            "object": "chat.completion.chunk",
-            "created": running.created_s,
-            "model": running.model,
-            "system_fingerprint": running.system_fingerprint,
-        }
-        self._include_usage = include_usage
+        self._envelope = Envelope(running, "chat.completion.chunk", include_usage=include_usage)
         self._logprobs = logprobs
         self._opened: set[int] = set()
         self._plain: dict[int, tuple[bytes, bytes]] = {}
@@ -67,51 +57,33 @@ class ChatChunks:
         chunks: list[bytes] = []
         if event.index not in self._opened:
             self._opened.add(event.index)
-            chunks.append(self._dumped(event.index, {"role": "assistant", "content": ""}))
+            opening = _choice(event.index, {"role": "assistant", "content": ""})
+            chunks.append(self._envelope.chunk(opening))
         if event.text or (self._logprobs and event.tokens):
             logprobs = chat_logprobs(event.tokens) if self._logprobs else None
-            chunks.append(self._dumped(event.index, {"content": event.text}, logprobs=logprobs))
+            said = _choice(event.index, {"content": event.text}, logprobs=logprobs)
+            chunks.append(self._envelope.chunk(said))
         reason = finish_name(event.finish)
         if reason is not None:
-            chunks.append(self._dumped(event.index, {}, finish=reason))
+            chunks.append(self._envelope.chunk(_choice(event.index, {}, finish=reason)))
         return chunks
 
     def usage(self, usage: UsageTotal) -> bytes | None:
-        if not self._include_usage:
-            return None
-        return orjson.dumps({**self._head, "choices": [], "usage": usage_body(usage)})
+        return self._envelope.usage(usage)
 
     def _text_chunk(self, index: int, text: str) -> bytes:
         around = self._plain.get(index)
         if around is None:
-            around = around_text(self._chunk(index, {"content": ""}), "content")
-            self._plain[index] = around
+            empty = _choice(index, {"content": ""})
+            around = self._plain[index] = self._envelope.around_text(empty, "content")
         return around[0] + orjson.dumps(text) + around[1]
 
-    def _dumped(
-        self,
-        index: int,
-        delta: dict[str, object],
-        *,
-        logprobs: dict[str, object] | None = None,
-        finish: str | None = None,
-    ) -> bytes:
-        return orjson.dumps(self._chunk(index, delta, logprobs=logprobs, finish=finish))
 
-    def _chunk(
-        self,
-        index: int,
-        delta: dict[str, object],
-        *,
-        logprobs: dict[str, object] | None = None,
-        finish: str | None = None,
-    ) -> dict[str, object]:
-        chunk = {
-            **self._head,
-            "choices": [
-                {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-            ],
-        }
-        if self._include_usage:
-            chunk["usage"] = None
-        return chunk
+def _choice(
+    index: int,
+    delta: dict[str, object],
+    *,
+    logprobs: dict[str, object] | None = None,
+    finish: str | None = None,
+) -> dict[str, object]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}

@@ -9,8 +9,9 @@ import orjson
 from headrace_gateway.http.answers.parts import (
     Choice,
     CompletionLogprobs,
-    around_text,
+    Envelope,
     finish_name,
+    head,
     usage_body,
 )
 from headrace_gateway.http.ports import RunningCall
@@ -22,11 +23,7 @@ def completion_body(
 ) -> dict[str, object]:
     """The whole answer."""
     return {
-        "id": running.id,
-        "object": "text_completion",
-        "created": running.created_s,
-        "model": running.model,
-        "system_fingerprint": running.system_fingerprint,
+        **head(running, "text_completion"),
         "choices": [
             {
                 "index": index,
@@ -44,14 +41,7 @@ class CompletionChunks:
     """The chunks of a streamed completion. The reason comes with the last text."""
 
     def __init__(self, running: RunningCall, *, include_usage: bool, logprobs: bool) -> None:
-        self._head: dict[str, object] = {
-            "id": running.id,
-            "object": "text_completion",
-            "created": running.created_s,
-            "model": running.model,
-            "system_fingerprint": running.system_fingerprint,
-        }
-        self._include_usage = include_usage
+        self._envelope = Envelope(running, "text_completion", include_usage=include_usage)
         self._logprobs: dict[int, CompletionLogprobs] | None = {} if logprobs else None
         self._plain: dict[int, tuple[bytes, bytes]] = {}
         """What is around the text of a choice's chunks that hold nothing else."""
@@ -66,28 +56,20 @@ class CompletionChunks:
             logprobs = columns.add(event.tokens)
         if not event.text and reason is None and logprobs is None:
             return ()
-        return (orjson.dumps(self._chunk(event.index, event.text, logprobs, reason)),)
+        return (self._envelope.chunk(_choice(event.index, event.text, logprobs, reason)),)
 
     def usage(self, usage: UsageTotal) -> bytes | None:
-        if not self._include_usage:
-            return None
-        return orjson.dumps({**self._head, "choices": [], "usage": usage_body(usage)})
+        return self._envelope.usage(usage)
 
     def _text_chunk(self, index: int, text: str) -> bytes:
         around = self._plain.get(index)
         if around is None:
-            around = self._plain[index] = around_text(self._chunk(index, "", None, None), "text")
+            empty = _choice(index, "", None, None)
+            around = self._plain[index] = self._envelope.around_text(empty, "text")
         return around[0] + orjson.dumps(text) + around[1]
 
-    def _chunk(
-        self, index: int, text: str, logprobs: dict[str, object] | None, reason: str | None
-    ) -> dict[str, object]:
-        chunk = {
-            **self._head,
-            "choices": [
-                {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-            ],
-        }
-        if self._include_usage:
-            chunk["usage"] = None
-        return chunk
+
+def _choice(
+    index: int, text: str, logprobs: dict[str, object] | None, reason: str | None
+) -> dict[str, object]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}

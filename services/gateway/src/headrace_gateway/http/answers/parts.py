@@ -11,8 +11,8 @@ from typing import Final
 import orjson
 from headrace_contracts.codes import FinishReason
 
-from headrace_gateway.http.ports import UsageNumbers
-from headrace_gateway.inference.calls import TokenInfo, TopToken
+from headrace_gateway.http.ports import RunningCall, UsageNumbers
+from headrace_gateway.inference.calls import TokenInfo, TopToken, UsageTotal
 
 _LEAST_LOGPROB: Final = -9999.0
 """JSON has no infinity; the OpenAI API writes this number for it."""
@@ -36,6 +36,45 @@ def finish_name(reason: FinishReason | None) -> str | None:
             return "length"
         case _:
             return None
+
+
+def head(running: RunningCall, kind: str) -> dict[str, object]:
+    """What every answer and every chunk begins with."""
+    return {
+        "id": running.id,
+        "object": kind,
+        "created": running.created_s,
+        "model": running.model,
+        "system_fingerprint": running.system_fingerprint,
+    }
+
+
+class Envelope:
+    """What the chunks of one stream have around their choice."""
+
+    def __init__(self, running: RunningCall, kind: str, *, include_usage: bool) -> None:
+        self._head = head(running, kind)
+        self._include_usage = include_usage
+
+    def chunk(self, choice: Mapping[str, object]) -> bytes:
+        """The chunk of this choice."""
+        return orjson.dumps(self._around(choice))
+
+    def around_text(self, choice: Mapping[str, object], name: str) -> tuple[bytes, bytes]:
+        """``around_text`` of the chunk of this choice."""
+        return around_text(self._around(choice), name)
+
+    def usage(self, usage: UsageTotal) -> bytes | None:
+        """The last chunk, where the client asked for it."""
+        if not self._include_usage:
+            return None
+        return orjson.dumps({**self._head, "choices": [], "usage": usage_body(usage)})
+
+    def _around(self, choice: Mapping[str, object]) -> dict[str, object]:
+        chunk = {**self._head, "choices": [choice]}
+        if self._include_usage:
+            chunk["usage"] = None
+        return chunk
 
 
 def around_text(chunk: Mapping[str, object], name: str) -> tuple[bytes, bytes]:
