@@ -41,6 +41,13 @@ def test_every_command_explains_itself(command: list[str]) -> None:
     assert "Usage" in result.output
 
 
+def test_help_keeps_what_stands_in_brackets() -> None:
+    for command in (["ps"], ["keys", "create"], ["bench", "served"]):
+        out = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"}).output
+        assert "[default: $HEADRACE_STATE_DIR, else $XDG_STATE_HOME/headrace]" in out
+        assert "HEADRACE_GATEWAY_PEPPER[_FILE]" in out or command[0] != "keys"
+
+
 def test_a_failure_is_one_message_with_a_hint_and_no_traceback(tmp_path: Path) -> None:
     for command in (["chat", "Hi"], ["cancel", "x"], ["keys", "list"], ["bench", "served"]):
         result = run(*command, HEADRACE_STATE_DIR=str(tmp_path / "s"))

@@ -27,6 +27,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Not "rich", which takes the brackets of "[default: …]" for styles and leaves them out.
+    rich_markup_mode="markdown",
 )
 
 StateOption = Annotated[
