@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +15,7 @@ from support.api import Api, Body, check_error, told
 from support.figures import engine_metrics, gateway_metrics, process_id
 from support.idle import check_idle
 from support.served import ServedStack, StartStack
+from support.waiting import wait_until
 
 STORY: Body = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 40}
 LIST: Body = {"prompt": "1, 2, 3, 4, 5,", "temperature": 0, "max_tokens": 40}
@@ -180,12 +180,12 @@ def test_a_stopping_gateway_lets_streams_end(start: StartStack) -> None:
     ):
         idle.get("/health/live")
         streams = [
-            threads.submit(api.stream_completion, {**LONG, "max_tokens": 100}) for _ in range(4)
+            threads.submit(api.stream_completion, {**LONG, "max_tokens": 200}) for _ in range(4)
         ]
-        end = time.monotonic() + 20
-        while engine_metrics(running)["headrace_engine_sequences_running"] < 4:
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        wait_until(
+            lambda: engine_metrics(running)["headrace_engine_sequences_running"] == 4,
+            "they do not run",
+        )
         os.kill(process_id(running, "gateway"), signal.SIGTERM)
         for stream in streams:
             told_ = stream.result()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +14,7 @@ from support.api import ALPHABET_PROMPT, Api, Body, check_error, told
 from support.figures import engine_metrics, process_id
 from support.idle import check_idle
 from support.served import ServedStack
+from support.waiting import wait_until
 
 MELT = "🫠"
 """Three tokens: 10813, 121, 250."""
@@ -186,10 +186,8 @@ def test_an_engine_killed_before_the_first_token_is_no_silent_end(
 
     reader = threading.Thread(target=read)
     reader.start()
-    end = time.monotonic() + 30
-    while engine_metrics(stack)["headrace_engine_sequences_running"] == 0:
-        assert time.monotonic() < end, "it never ran"
-        time.sleep(0.02)
+    running = "headrace_engine_sequences_running"
+    wait_until(lambda: engine_metrics(stack)[running] > 0, "it never ran")
     os.kill(engine, signal.SIGKILL)
     reader.join()
     stream = told(raw[0])

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SETUP_AND_START_S = 600.0
@@ -117,10 +118,7 @@ def test_make_serve_answers_its_own_curl_line_and_stops_cleanly_twice(tmp_path: 
             assert body["choices"][0]["message"]["content"].strip(), body
             os.killpg(process.pid, signal.SIGINT)
             process.communicate(timeout=STOP_S)
-        deadline = time.monotonic() + STOP_S
-        while processes_below(tmp_path) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert processes_below(tmp_path) == []
+        wait_until(lambda: not processes_below(tmp_path), "a process was left", every_s=0.1)
     assert (tmp_path / "state").stat().st_mode & 0o077 == 0
     status = subprocess.run(
         ["git", "status", "--porcelain"], cwd=clone, capture_output=True, text=True, check=True

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 from support.served import ServedStack, headrace, served_stack
+from support.waiting import wait_until
 
 
 def run(
@@ -68,9 +68,12 @@ def test_live_requests_are_listed_and_explained(stack: ServedStack) -> None:
             said = run(stack, "why", request).stdout
             assert said.startswith("running: running, ")
             assert "engine: engine-" in said
-        end = time.monotonic() + 20
-        while "finished: finished" not in (said := run(stack, "why", request).stdout):
-            assert time.monotonic() < end, said
+
+        def said_now() -> str:
+            return run(stack, "why", request).stdout
+
+        wait_until(lambda: "finished: finished" in said_now(), said_now)
+        said = said_now()
     assert "It has ended: cancelled." in said
     assert request not in run(stack, "ps").stdout
     assert "HTTP 404" in run(stack, "why", "cmpl-nobody", code=1).stderr
@@ -91,10 +94,8 @@ def test_keys_are_made_listed_and_revoked(stack: ServedStack) -> None:
     assert "at most 2 at once" in line
     assert key not in line
     run(stack, "keys", "revoke", public_id)
-    end = time.monotonic() + 20
-    while status_of(stack, key) != 401:  # gateways ask again within seconds
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    # gateways ask again within seconds
+    wait_until(lambda: status_of(stack, key) == 401, "it still opens", every_s=0.1)
     assert "revoked" in run(stack, "keys", "list").stdout
     assert "no key nobody" in run(stack, "keys", "revoke", "nobody", code=1).stderr
 
@@ -141,10 +142,7 @@ def test_exported_keys_work_again_after_the_servers_data_is_lost(tmp_path: Path)
         assert status_of(stack, stack.key) == 200  # the stack's own key heals by itself
         assert status_of(stack, key) == 401
         assert "imported 2 keys" in run(stack, "keys", "import", str(export)).stdout
-        end = time.monotonic() + 20
-        while status_of(stack, key) != 200:
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        wait_until(lambda: status_of(stack, key) == 200, "it does not open", every_s=0.1)
 
 
 def test_doctor_finds_nothing_wrong_with_a_running_stack(stack: ServedStack) -> None:

@@ -7,6 +7,7 @@ import pytest
 from support.api import Api, Body, check_error, told
 from support.idle import check_idle
 from support.served import ServedStack, StartStack
+from support.waiting import wait_until
 
 STORY: Body = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 60}
 
@@ -18,6 +19,11 @@ def cursors(raw: bytes) -> list[str]:
 def test_a_request_can_be_looked_at_by_its_own_key_only(api: Api, stack: ServedStack) -> None:
     answer = api.completion({**STORY, "max_tokens": 5})
     request = answer.json()["id"]
+
+    def ended() -> bool:  # the server hears of it a moment after the client
+        return api.client.get(f"/v1/requests/{request}").json()["status"] == "finished"
+
+    wait_until(ended, "it does not end")
     info = api.client.get(f"/v1/requests/{request}").json()
     assert (info["id"], info["status"], info["finish_reason"]) == (request, "finished", "length")
     assert info["usage"]["completion_tokens"] == 5

@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from support.served import (
     served_stack,
     stop,
 )
+from support.waiting import wait_until
 
 ECHO = ["--executor=echo"]
 
@@ -35,21 +35,17 @@ def is_running(pid: int) -> bool:
 
 
 def wait_gone(pids: list[int]) -> None:
-    end = time.monotonic() + 20
-    while any(map(is_running, pids)):
-        assert time.monotonic() < end, "a process was left behind"
-        time.sleep(0.02)
+    wait_until(lambda: not any(map(is_running, pids)), "a process was left behind")
 
 
 def wait_closed(url: str) -> None:
     """The last thread of a process that was killed closes its sockets, a moment later."""
-    end = time.monotonic() + 20
-    while True:
+
+    def closed() -> bool:
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", httpx.URL(url).port or 0)) != 0:
-                return
-        assert time.monotonic() < end, f"{url} is still open"
-        time.sleep(0.02)
+            return probe.connect_ex(("127.0.0.1", httpx.URL(url).port or 0)) != 0
+
+    wait_until(closed, f"{url} is still open")
 
 
 def ask(stack: ServedStack, url: str | None = None) -> httpx.Response:
@@ -143,19 +139,20 @@ def test_a_process_that_dies_is_restarted_and_requests_work_again(
     with served_stack(tmp_path, ECHO) as stack:
         (first,) = stack.pids(name)
         os.kill(first, signal.SIGKILL)
-        end = time.monotonic() + 60
-        while "is ready again" not in stack.output.read_text():
-            assert time.monotonic() < end, stack.output.read_text()
-            time.sleep(0.05)
+        wait_until(
+            lambda: "is ready again" in stack.output.read_text(),
+            stack.output.read_text,
+            within_s=60,
+        )
         assert "was killed by SIGKILL; restart 1 of 5" in stack.output.read_text()
-        while True:
+
+        def works() -> bool:
             try:
-                if ask(stack).status_code == 200:
-                    break
+                return ask(stack).status_code == 200
             except httpx.TransportError:
-                pass
-            assert time.monotonic() < end, stack.output.read_text()
-            time.sleep(0.1)
+                return False
+
+        wait_until(works, stack.output.read_text, within_s=60, every_s=0.1)
 
 
 def test_a_key_of_ones_own_becomes_the_stacks_key(tmp_path: Path) -> None:
@@ -240,10 +237,7 @@ def test_a_stop_while_the_model_loads_is_clean(tmp_path: Path) -> None:
             stderr=sink,
             env=clean_environ() | {"HEADRACE_STATE_DIR": str(tmp_path / "s")},
         )
-    end = time.monotonic() + 60
-    while "engine.starting" not in output.read_text():
-        assert time.monotonic() < end, output.read_text()
-        time.sleep(0.02)
+    wait_until(lambda: "engine.starting" in output.read_text(), output.read_text, within_s=60)
     assert stop(process) == 0
     assert "ready http" not in output.read_text()
     assert output.read_text().splitlines()[-1] == "stopped"

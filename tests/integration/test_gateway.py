@@ -21,7 +21,8 @@ from headrace_kit.clock import SystemClock
 from headrace_transport.connection import connect_engine, connect_gateway
 from support.processes import PEPPER, GatewayProgram, gateway_program
 from support.redis import RedisServer, redis_server
-from support.wire import MODEL, ScriptedEngine, eventually
+from support.waiting import eventually
+from support.wire import MODEL, ScriptedEngine
 
 
 @pytest.fixture

@@ -32,7 +32,8 @@ from structlog.testing import capture_logs
 from support.processes import PEPPER
 from support.redis import RedisServer
 from support.served import clean_environ, headrace
-from support.wire import CALLER, MODEL, Gateway, ScriptedEngine, call, eventually, texts
+from support.waiting import eventually
+from support.wire import CALLER, MODEL, Gateway, ScriptedEngine, call, texts
 from support.wire import read as read_events
 
 JUNK = b"\xff\x00junk"

@@ -19,7 +19,7 @@ from headrace_transport.options import WireOptions
 from headrace_transport.server import Server
 from support.certificates import Certificates, make_certificates
 from support.redis import RedisServer, binary_of, free_port, redis_server
-from support.wire import eventually
+from support.waiting import eventually
 
 FAILOVER_S = 40.0
 QUICK = WireOptions(op_timeout_s=1.0, connect_timeout_s=1.0)

@@ -17,7 +17,7 @@ from support.otlp import OtlpReceiver, attributes, otlp_receiver
 from support.process import Process, engine_process
 from support.processes import PEPPER, GatewayProgram, gateway_program
 from support.redis import RedisServer, redis_server
-from support.wire import eventually
+from support.waiting import eventually
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"

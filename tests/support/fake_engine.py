@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +28,7 @@ from headrace_kit.metrics import Registry
 from headrace_transport.interface import FIRST_FRAME
 from headrace_transport.memory import MemoryBroker, MemoryEngineWire, MemoryGatewayWire
 from support.out_stream import OutStream
+from support.waiting import eventually
 
 MODEL = "m"
 
@@ -240,7 +241,7 @@ class IntakeBench:
 
     async def pushed(self, count: int) -> None:
         """Waits until the engine got this many requests."""
-        await until(lambda: len(self.fake.pushed) >= count)
+        await eventually(lambda: len(self.fake.pushed) >= count)
 
     def step(self, passes: int = 1) -> None:
         """Runs passes and hands their outputs to io, as the signal thread does."""
@@ -264,10 +265,3 @@ class IntakeBench:
                 if sample.name == name and sample.labels == labels:
                     return sample.value
         raise KeyError(name)
-
-
-async def until(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
-    """Waits for a condition; the bound is for a broken test only."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what it waits for has no event
-            await asyncio.sleep(0.005)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from headrace_engine.api import Engine
 from headrace_engine.executor.cuda import CudaExecutor
 from headrace_engine.loading import LoadedModel, Percent
 from headrace_engine.settings import EngineSettings
-
-_IDLE_WITHIN_S = 20.0
+from support.waiting import wait_until
 
 
 def gpu_engine(folder: Path, **settings: object) -> Engine:
@@ -26,10 +24,9 @@ def gpu_engine(folder: Path, **settings: object) -> Engine:
 
 def wait_until_idle(engine: Engine) -> None:
     """Fails where something still runs after a generous while."""
-    end = time.monotonic() + _IDLE_WITHIN_S
-    while True:
+
+    def idle() -> bool:
         now = engine.get_schedule_metrics()
-        if now.running == now.waiting == now.retiring == 0:
-            return
-        assert time.monotonic() < end, f"{now.running} run, {now.waiting} wait"
-        time.sleep(0.01)
+        return now.running == now.waiting == now.retiring == 0
+
+    wait_until(idle, lambda: str(engine.get_schedule_metrics()), every_s=0.01)

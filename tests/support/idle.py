@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 from support.figures import engine_metrics
 from support.served import ServedStack
-
-IDLE_WITHIN_S = 20.0
+from support.waiting import wait_until
 
 
 def blocks_at_hand(stack: ServedStack) -> float:
@@ -18,8 +15,8 @@ def blocks_at_hand(stack: ServedStack) -> float:
 
 def check_idle(stack: ServedStack) -> None:
     """Waits until nothing runs or waits and every block is at hand; fails with what is left."""
-    end = time.monotonic() + IDLE_WITHIN_S
-    while True:
+
+    def left() -> str:
         metrics = engine_metrics(stack)
         held = {
             name: metrics[f"headrace_engine_{name}"]
@@ -35,7 +32,7 @@ def check_idle(stack: ServedStack) -> None:
         }
         blocks = held.pop("blocks")
         at_hand = held.pop("blocks_free") + held.pop("blocks_cached")
-        if not any(held.values()) and at_hand == blocks:
-            return
-        assert time.monotonic() < end, (held, at_hand, blocks)
-        time.sleep(0.1)
+        idle = not any(held.values()) and at_hand == blocks
+        return "" if idle else f"{held}, {at_hand} of {blocks} blocks at hand"
+
+    wait_until(lambda: not left(), left, every_s=0.1)

@@ -7,14 +7,19 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
+from support.waiting import wait_until
+
 WITHIN_S: Final = 120.0
 """Longest that a condition may take on a busy machine; a test that waits this long has failed."""
+BUSY_S: Final = 2.0
+"""Pause before a busy API is asked again."""
 
 
 class Refused(AssertionError):
@@ -43,8 +48,25 @@ class Cluster:
         return self._run([str(self.binaries / f"helm{major}"), *arguments], given, timeout_s)
 
     def get(self, *arguments: str) -> dict[str, Any]:
-        """``kubectl get ... -o json``."""
-        return json.loads(self.kubectl("get", *arguments, "-o", "json"))
+        """``kubectl get ... -o json``; once more where the API is too busy to answer."""
+        command = ("get", *arguments, "-o", "json")
+        try:
+            told = self.kubectl(*command)
+        except Refused as error:
+            if "NotFound" in str(error):
+                raise
+            time.sleep(BUSY_S)
+            told = self.kubectl(*command)
+        return json.loads(told)
+
+    def make_namespace(self, name: str) -> None:
+        """A fresh one, also right after one of that name was deleted."""
+
+        def gone() -> bool:
+            return not self.kubectl("get", "namespace", name, "--ignore-not-found").strip()
+
+        until(gone, f"the namespace {name} does not go")
+        self.kubectl("create", "namespace", name)
 
     def _run(self, command: Sequence[str], given: str | None, timeout_s: float) -> str:
         environ = {
@@ -80,11 +102,11 @@ class Release:
     """Of the last install and the last upgrade, in seconds."""
 
     def install(self, *, wait: bool = True, timeout_s: int = 240) -> str:
-        """Installs the chart; its notes."""
+        """Installs the chart into its namespace, which is there; the notes."""
         flags = ["--wait"] if wait else []
         return self._helm(
             *("upgrade", "--install", *flags),
-            *(f"--timeout={timeout_s}s", "--create-namespace", "--values=-"),
+            *(f"--timeout={timeout_s}s", "--values=-"),
             took="install",
         )
 
@@ -203,7 +225,9 @@ class Release:
             "uninstall", self.name, f"--namespace={self.namespace}", "--ignore-not-found"
         )
         self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false")
-        self.cluster.kubectl("delete", "namespace", self.namespace, "--wait=false")
+        self.cluster.kubectl(
+            "delete", "namespace", self.namespace, "--ignore-not-found", "--wait=false"
+        )
 
     def _helm(self, action: str, *flags: str, took: str | None = None) -> str:
         began = time.monotonic()
@@ -235,15 +259,5 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     return result
 
 
-def until(
-    holds: Callable[[], object], what: str | Callable[[], str], *, within_s: float = WITHIN_S
-) -> float:
-    """Waits for a condition; how long it took, in seconds. Raises AssertionError with ``what``, which
-    is asked in the end where it tells how things are.
-    """
-    began = time.monotonic()
-    while not holds():
-        if time.monotonic() - began >= within_s:
-            raise AssertionError(what if isinstance(what, str) else what())
-        time.sleep(0.2)
-    return time.monotonic() - began
+until = partial(wait_until, within_s=WITHIN_S, every_s=0.2)
+"""Waits with the patience that a cluster needs."""

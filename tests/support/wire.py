@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -46,13 +46,12 @@ from headrace_kit.metrics import Registry
 from headrace_transport.interface import Claimed, EngineInfo, EngineWire, GatewayWire, Lease
 from headrace_transport.memory import MemoryBroker, MemoryEngineWire, MemoryGatewayWire
 from support.toy_tokenizers import byte_level
+from support.waiting import PATIENCE_S, eventually
 
 MODEL = "toy"
 END = 256
 """Id of the toy model's end token; every other one is a byte."""
 CONTEXT = 128
-PATIENCE_S = 30.0
-"""How long a test waits for what must happen."""
 
 CALLER = Caller(
     key_id="key1",
@@ -452,15 +451,6 @@ class Stack:
         """A gateway process."""
         wire = MemoryGatewayWire(self.broker)
         return Gateway(wire, name=name, clock=self.clock, **settings)
-
-
-async def eventually(holds: Callable[[], Awaitable[object]]) -> None:
-    """Waits until something comes true, or fails."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            if await holds():
-                return
-            await asyncio.sleep(0.005)
 
 
 async def read(running: Running, *, until: int | None = None) -> list[Event]:

@@ -10,8 +10,9 @@ from headrace_contracts.pb import codes_pb2
 from headrace_contracts.pb.queue_pb2 import CancelMark, LogEntry, RowFinish, Usage
 from headrace_transport.memory import MemoryBroker
 from support.clock import FakeClock
-from support.fake_engine import IntakeBench, token_of, until
+from support.fake_engine import IntakeBench, token_of
 from support.held import make_record
+from support.waiting import eventually
 
 
 @pytest.mark.rule("intake.credit")
@@ -40,7 +41,7 @@ async def test_a_taken_over_request_continues_after_what_was_delivered() -> None
         request = bench.fake.pushed[0]
         assert [tokens.tolist() for tokens in request.generated] == [[7, 8], [9]]
         bench.step(2)
-        await until(lambda: bench.intake.state().held == 0)
+        await eventually(lambda: bench.intake.state().held == 0)
 
     frames = await bench.frames("gw")
     assert frames[0].firsts[:] == [2, 1]
@@ -69,7 +70,7 @@ async def test_a_choice_that_had_ended_gets_no_sequence_and_counts_in_the_usage(
         await bench.pushed(1)
         assert bench.fake.pushed[0].finished == {0}
         bench.step(3)
-        await until(lambda: bench.intake.state().held == 0)
+        await eventually(lambda: bench.intake.state().held == 0)
 
     state = await bench.gateway.request_state("r1")
     assert state is not None
@@ -85,7 +86,7 @@ async def test_a_mark_of_one_choice_that_came_before_the_claim_is_obeyed() -> No
     async with bench.running():
         await bench.pushed(1)
         bench.step(3)
-        await until(lambda: bench.intake.state().held == 0)
+        await eventually(lambda: bench.intake.state().held == 0)
 
     out = await bench.out()
     assert out.finishes == {4: FinishReason.LENGTH, 5: FinishReason.STOP}
@@ -98,8 +99,8 @@ async def test_a_refusal_after_a_take_over_starts_behind_what_was_delivered() ->
     record.attempt = 1
     await bench.gateway.submit(record, max_queued=10, resume=resume)
     async with bench.running():
-        await until(lambda: bench.value("headrace_engine_requests_claimed_total") == 1)
-        await until(lambda: bench.intake.state().held == 0)
+        await eventually(lambda: bench.value("headrace_engine_requests_claimed_total") == 1)
+        await eventually(lambda: bench.intake.state().held == 0)
 
     frames = await bench.frames("gw")
     assert frames[-1].firsts[:] == [2]
@@ -129,7 +130,7 @@ async def test_what_the_closed_door_refuses_is_handed_back_by_the_drain() -> Non
     bench.fake.draining = True
     await bench.submit(make_record())
     async with bench.running():
-        await until(lambda: bench.intake.state().held == 1)
+        await eventually(lambda: bench.intake.state().held == 1)
         await bench.intake.drain(0.0)
 
     state = await bench.gateway.request_state("r1")

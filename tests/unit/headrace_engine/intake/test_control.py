@@ -17,8 +17,9 @@ from headrace_contracts.pb.queue_pb2 import (
 )
 from headrace_transport.memory import MemoryBroker
 from structlog.testing import capture_logs
-from support.fake_engine import IntakeBench, token_of, until
+from support.fake_engine import IntakeBench, token_of
 from support.held import make_record
+from support.waiting import eventually
 
 
 def nudge(request: str) -> Control:
@@ -48,7 +49,7 @@ async def test_an_entry_of_another_version_or_kind_is_passed_over() -> None:
             control.append(Control(version=WIRE_VERSION + 1, drain=Drain()))
             control.append(Control(version=WIRE_VERSION))
             control.append(Control(version=WIRE_VERSION, drain=Drain(grace_ms=10)))
-            await until(lambda: bool(bench.drains))
+            await eventually(lambda: bool(bench.drains))
 
     assert bench.drains == [0.01]
     assert bench.value("headrace_engine_foreign_records_total", kind="control") == 1
@@ -65,12 +66,12 @@ async def test_an_attached_gateway_gets_what_the_log_lacks_from_where_it_asks() 
         await bench.submit(record)
         await bench.pushed(1)
         bench.step(16)
-        await until(lambda: bench.value("headrace_engine_published_tokens_total") == 32)
+        await eventually(lambda: bench.value("headrace_engine_published_tokens_total") == 32)
         await asyncio.sleep(0.03)  # the log has sixteen of each now
         bench.step(3)
-        await until(lambda: bench.value("headrace_engine_published_tokens_total") == 38)
+        await eventually(lambda: bench.value("headrace_engine_published_tokens_total") == 38)
         await bench.gateway.attach("r1", "other", 70, 17)
-        await until(lambda: len(bench.broker.out("other")) > 0)
+        await eventually(lambda: len(bench.broker.out("other")) > 0)
 
     (frame,) = await bench.frames("other")
     assert list(frame.slots) == [70, 71]
@@ -91,9 +92,9 @@ async def test_an_attached_gateway_is_told_of_choices_that_have_ended() -> None:
         bench.step(2)
         mark = CancelMark(reason=codes_pb2.FINISH_REASON_STOP, choice=0, at=1)
         await bench.gateway.cancel("m", "r1", mark)
-        await until(lambda: bool(bench.fake.cancels))
+        await eventually(lambda: bool(bench.fake.cancels))
         bench.step()
-        await until(lambda: bench.intake.state().unpublished_tokens == 0)
+        await eventually(lambda: bench.intake.state().unpublished_tokens == 0)
         await asyncio.sleep(0.02)
         await bench.gateway.attach("r1", "other", 70, 0)
         await asyncio.sleep(0.05)

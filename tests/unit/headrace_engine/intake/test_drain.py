@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 from headrace_transport.memory import MemoryBroker
-from support.fake_engine import IntakeBench, token_of, until
+from support.fake_engine import IntakeBench, token_of
 from support.held import make_record
+from support.waiting import eventually
 
 
 async def status(bench: IntakeBench, request: str) -> str:
@@ -49,7 +50,7 @@ async def test_without_a_server_it_still_ends_and_leaves_the_leases_to_lapse() -
         await bench.submit(make_record(max_new_tokens=100))
         await bench.pushed(1)
         bench.step()
-        await until(lambda: bench.intake.state().unpublished_tokens == 0)
+        await eventually(lambda: bench.intake.state().unpublished_tokens == 0)
         bench.broker.up = False
         async with asyncio.timeout(8):
             await bench.intake.drain(0.1)
@@ -83,7 +84,7 @@ async def test_what_an_engine_had_that_died_without_a_word_is_not_handed_back() 
         await bench.pushed(1)
         bench.fake.draining = True
         await bench.submit(make_record("late"))
-        await until(lambda: bench.intake.state().held == 2)
+        await eventually(lambda: bench.intake.state().held == 2)
         await bench.intake.abandon(told=False)
 
         assert await status(bench, "given") == "running"

@@ -14,8 +14,9 @@ from headrace_engine.state.outputs import PassOutputs
 from headrace_transport.errors import TransportUnavailable
 from headrace_transport.interface import FrameId
 from headrace_transport.memory import MemoryBroker
-from support.fake_engine import IntakeBench, token_of, until
+from support.fake_engine import IntakeBench, token_of
 from support.held import make_record
+from support.waiting import eventually
 
 
 def empty_pass(pass_id: int) -> PassOutputs:
@@ -54,7 +55,7 @@ async def test_each_pass_leaves_as_one_frame_for_each_gateway() -> None:
         await bench.pushed(4)
         for _ in range(3):
             bench.step()
-            await until(lambda: bench.intake.state().unpublished_tokens == 0)
+            await eventually(lambda: bench.intake.state().unpublished_tokens == 0)
 
         for gateway in ("gw0", "gw1"):
             frames = await bench.frames(gateway)
@@ -80,7 +81,7 @@ async def test_passes_that_come_while_one_is_under_way_leave_together(
         await asyncio.sleep(0.01)
         bench.step(100)
         gate.set()
-        await until(lambda: bench.value("headrace_engine_published_tokens_total") == 101)
+        await eventually(lambda: bench.value("headrace_engine_published_tokens_total") == 101)
 
         frames = await bench.frames("gw")
         assert [frame.counts[0] for frame in frames] == [1, 100]
@@ -105,7 +106,7 @@ async def test_a_publication_whose_answer_was_lost_is_repeated_and_does_no_harm(
         await bench.submit(make_record(max_new_tokens=4, slot=3))
         await bench.pushed(1)
         bench.step(4)
-        await until(lambda: bench.intake.state().held == 0)
+        await eventually(lambda: bench.intake.state().held == 0)
 
     out = await bench.out()
     assert out.tokens[3] == [token_of(1, 0, index) for index in range(4)]
@@ -124,7 +125,7 @@ async def test_rows_of_requests_that_are_gone_are_dropped() -> None:
         await bench.wire.release("m", "engine-1", {"gone": 1})
         await bench.intake.keeper.renew({"gone": 1, "here": 1})
         bench.intake.take([outputs])
-        await until(lambda: bench.value("headrace_engine_published_tokens_total") == 1)
+        await eventually(lambda: bench.value("headrace_engine_published_tokens_total") == 1)
 
         assert list((await bench.out()).tokens) == [2]
 
@@ -137,7 +138,7 @@ async def test_logprobs_travel_with_their_tokens_into_frame_and_log() -> None:
         await bench.submit(record)
         await bench.pushed(1)
         bench.step(3)
-        await until(lambda: bench.intake.state().held == 0)
+        await eventually(lambda: bench.intake.state().held == 0)
 
     frames = await bench.frames("gw")
     chosen = [value for frame in frames for item in frame.logprobs for value in item.chosen]

@@ -13,8 +13,9 @@ from headrace_contracts.pb.queue_pb2 import CancelMark, LogEntry
 from headrace_transport.errors import TransportUnavailable
 from headrace_transport.interface import Logged, Settled
 from headrace_transport.memory import MemoryBroker
-from support.fake_engine import IntakeBench, token_of, until
+from support.fake_engine import IntakeBench, token_of
 from support.held import make_record
+from support.waiting import eventually
 
 
 async def entries_of(bench: IntakeBench, request: str = "r1") -> list[LogEntry]:
@@ -24,7 +25,7 @@ async def entries_of(bench: IntakeBench, request: str = "r1") -> list[LogEntry]:
 
 async def published(bench: IntakeBench, tokens: int) -> None:
     """Waits until so many tokens are out."""
-    await until(lambda: bench.value("headrace_engine_published_tokens_total") == tokens)
+    await eventually(lambda: bench.value("headrace_engine_published_tokens_total") == tokens)
 
 
 async def test_sixteen_tokens_are_logged_at_once_and_fewer_after_a_while() -> None:
@@ -76,7 +77,7 @@ async def test_the_end_of_one_choice_is_logged_while_another_goes_on() -> None:
         bench.step(2)
         mark = CancelMark(reason=codes_pb2.FINISH_REASON_STOP, choice=1, at=1)
         await bench.gateway.cancel("m", "r1", mark)
-        await until(lambda: bool(bench.fake.cancels))
+        await eventually(lambda: bool(bench.fake.cancels))
         bench.step()
         await asyncio.sleep(0.5)
 
@@ -112,7 +113,7 @@ async def test_an_append_whose_answer_was_lost_leaves_no_gap_and_no_double(
         await bench.submit(record)
         await bench.pushed(1)
         bench.step(16)
-        await until(lambda: bench.intake.state().held == 0)
+        await eventually(lambda: bench.intake.state().held == 0)
 
     entries = await entries_of(bench)
     tokens = [token for entry in entries for token in entry.tokens]
@@ -140,7 +141,7 @@ async def test_finish_is_repeated_until_it_is_acknowledged(
         await bench.submit(make_record(max_new_tokens=1))
         await bench.pushed(1)
         bench.step()
-        await until(lambda: bench.intake.state().held == 0)
+        await eventually(lambda: bench.intake.state().held == 0)
 
     state = await bench.gateway.request_state("r1")
     assert state is not None
@@ -156,7 +157,7 @@ async def test_a_finish_that_is_not_ours_is_dropped_without_a_word() -> None:
         await bench.pushed(1)
         broker.flush()
         bench.step()
-        await until(lambda: bench.intake.state().held == 0)
+        await eventually(lambda: bench.intake.state().held == 0)
 
     assert bench.value("headrace_engine_requests_finished_total", reason="length") == 0
     assert bench.value("headrace_engine_requests_let_go_total", why="lost") == 1
@@ -171,7 +172,7 @@ async def test_an_append_that_is_not_ours_ends_the_work() -> None:
         await bench.pushed(1)
         broker.flush()
         bench.step(16)
-        await until(lambda: bench.intake.state().held == 0)
+        await eventually(lambda: bench.intake.state().held == 0)
 
     assert bench.fake.cancels
     assert bench.value("headrace_engine_requests_let_go_total", why="lost") == 1
@@ -199,7 +200,7 @@ async def test_a_log_that_lost_what_was_written_is_left_alone(
             await asyncio.sleep(0.02)
         assert calls[0] == 2
         bench.step(16)
-        await until(lambda: bench.intake.state().held == 0)
+        await eventually(lambda: bench.intake.state().held == 0)
 
     assert (await bench.out()).finishes == {10: FinishReason.LENGTH}
 
@@ -211,6 +212,6 @@ async def test_many_requests_that_end_together_are_all_settled() -> None:
             await bench.submit(make_record(f"r{number}", max_new_tokens=1, slot=number + 1))
         await bench.pushed(200)
         bench.step()
-        await until(lambda: bench.intake.state().held == 0)
+        await eventually(lambda: bench.intake.state().held == 0)
 
     assert bench.value("headrace_engine_requests_finished_total", reason="length") == 200

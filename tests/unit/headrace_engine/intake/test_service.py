@@ -13,8 +13,9 @@ from headrace_engine.state.metrics import WaitingChoice
 from headrace_engine.state.request import RequestHandle
 from headrace_transport.interface import Wait
 from headrace_transport.memory import MemoryBroker
-from support.fake_engine import IntakeBench, token_of, until
+from support.fake_engine import IntakeBench, token_of
 from support.held import make_record
+from support.waiting import eventually
 
 
 async def finished(bench: IntakeBench, request: str = "r1") -> FinishReason | None:
@@ -102,7 +103,7 @@ async def test_a_cancel_reaches_the_engine_by_the_nudge() -> None:
         await bench.pushed(1)
         bench.step()
         await bench.gateway.cancel("m", "r1", CancelMark(reason=codes_pb2.FINISH_REASON_CANCELLED))
-        await until(lambda: bool(bench.fake.cancels))
+        await eventually(lambda: bool(bench.fake.cancels))
         bench.step()
         assert await finished(bench) is FinishReason.CANCELLED
 
@@ -116,7 +117,7 @@ async def test_a_stop_string_ends_its_choice_alone() -> None:
         await bench.gateway.cancel(
             "m", "r1", CancelMark(reason=codes_pb2.FINISH_REASON_STOP, choice=1, at=1)
         )
-        await until(lambda: bool(bench.fake.cancels))
+        await eventually(lambda: bool(bench.fake.cancels))
         bench.step(2)
         assert await finished(bench) is FinishReason.LENGTH
 
@@ -132,7 +133,7 @@ async def test_tokens_that_nobody_could_read_yet_wait_and_leave_together() -> No
         await bench.submit(make_record(max_new_tokens=50, slot=3))
         await bench.pushed(1)
         bench.step(2)
-        await until(lambda: bench.intake.state().unpublished_tokens == 0)
+        await eventually(lambda: bench.intake.state().unpublished_tokens == 0)
         broker.up = False
         for _ in range(30):
             bench.step()
@@ -177,9 +178,9 @@ async def test_a_lost_lease_ends_the_work_without_a_word() -> None:
         await bench.submit(make_record(max_new_tokens=500))
         await bench.pushed(1)
         bench.step(2)
-        await until(lambda: bench.intake.state().unpublished_tokens == 0)
+        await eventually(lambda: bench.intake.state().unpublished_tokens == 0)
         await bench.wire.release("m", "engine-1", {"r1": 1})
-        await until(lambda: bool(bench.fake.cancels))
+        await eventually(lambda: bool(bench.fake.cancels))
         frames = len((await bench.out()).frames)
         bench.intake.take([bench.fake.step()])
         await asyncio.sleep(0.02)
@@ -196,11 +197,11 @@ async def test_a_server_that_comes_back_empty_is_told_the_card_again_and_holds_n
         await bench.submit(make_record(max_new_tokens=500))
         await bench.pushed(1)
         bench.step(1)
-        await until(lambda: bench.intake.state().unpublished_tokens == 0)
+        await eventually(lambda: bench.intake.state().unpublished_tokens == 0)
         cards = bench.cards
         broker.flush()
-        await until(lambda: bench.intake.state().held == 0)
-        await until(lambda: bench.cards > cards)
+        await eventually(lambda: bench.intake.state().held == 0)
+        await eventually(lambda: bench.cards > cards)
         bench.step()
         await bench.submit(make_record("r2", max_new_tokens=1))
         await bench.pushed(2)
@@ -218,7 +219,7 @@ async def test_a_successor_continues_at_the_next_token_and_the_stale_engine_chan
         await first.submit(make_record(max_new_tokens=40, slot=9))
         await first.pushed(1)
         first.step(20)
-        await until(lambda: first.intake.state().unpublished_tokens == 0)
+        await eventually(lambda: first.intake.state().unpublished_tokens == 0)
         # The first engine stands still from here on, so its lease lapses.
         async with second.running():
             await second.pushed(1)
@@ -267,7 +268,7 @@ async def test_a_second_gateway_gets_the_rest_of_a_running_request() -> None:
         await bench.submit(make_record(max_new_tokens=30, slot=9))
         await bench.pushed(1)
         bench.step(20)
-        await until(lambda: bench.intake.state().unpublished_tokens == 0)
+        await eventually(lambda: bench.intake.state().unpublished_tokens == 0)
         await bench.gateway.attach("r1", "other", 70, 0)
         await asyncio.sleep(0.05)
         bench.step(10)
@@ -290,7 +291,7 @@ async def test_an_operator_can_ask_for_a_drain(grace_ms: int) -> None:
         broker.control("engine-1").append(
             Control(version=WIRE_VERSION, drain=Drain(grace_ms=grace_ms))
         )
-        await until(lambda: bool(bench.drains))
+        await eventually(lambda: bool(bench.drains))
     assert bench.drains == [2.5 if grace_ms else None]
 
 
@@ -338,10 +339,12 @@ async def test_every_claimed_request_is_finished_let_go_or_held() -> None:
             await bench.gateway.cancel(
                 "m", f"r{number}", CancelMark(reason=codes_pb2.FINISH_REASON_CANCELLED)
             )
-        await until(lambda: len(bench.fake.cancels) >= 3)
+        await eventually(lambda: len(bench.fake.cancels) >= 3)
         bench.step(6)
         await bench.wire.release("m", "engine-1", {"r11": 1})
-        await until(lambda: bench.value("headrace_engine_requests_let_go_total", why="lost") == 1)
+        await eventually(
+            lambda: bench.value("headrace_engine_requests_let_go_total", why="lost") == 1
+        )
 
         def identity() -> bool:
             done = sum(
@@ -357,7 +360,7 @@ async def test_every_claimed_request_is_finished_let_go_or_held() -> None:
 
         assert identity()
         bench.step(20)
-        await until(lambda: bench.intake.state().held == 0 or bench.fake.resident > 0)
+        await eventually(lambda: bench.intake.state().held == 0 or bench.fake.resident > 0)
         assert identity()
         assert bench.value("headrace_engine_requests_finished_total", reason="cancelled") == 3
 

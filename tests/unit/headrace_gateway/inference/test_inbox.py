@@ -18,7 +18,8 @@ from headrace_kit.metrics import Registry
 from headrace_transport.interface import FIRST_FRAME, FrameId, OutEntry
 from headrace_transport.memory import MemoryBroker, MemoryEngineWire, MemoryGatewayWire
 from support.clock import FakeClock
-from support.wire import eventually, toy_card, toy_files, toy_ids
+from support.waiting import eventually
+from support.wire import toy_card, toy_files, toy_ids
 
 TEXT = TextPipeline.from_card(toy_card(), toy_files())
 

@@ -11,7 +11,8 @@ from headrace_gateway.inference.calls import Bucket, SamplingCall
 from headrace_transport.interface import Allowance, Rates
 from headrace_transport.memory import MemoryGatewayWire
 from support.clock import FakeClock
-from support.wire import CALLER, Stack, call, eventually, read
+from support.waiting import eventually
+from support.wire import CALLER, Stack, call, read
 
 LIMITED = replace(CALLER, requests_per_minute=2, tokens_per_minute=100)
 RATES = Rates(2, 100)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 from headrace_contracts.codes import FinishReason
+from headrace_contracts.pb.queue_pb2 import CancelMark
 from headrace_gateway.errors import BackendUnavailable, Conflict, QueueFull, RequestNotFound
 from headrace_gateway.inference.calls import Call
 from headrace_gateway.inference.once import GRACE_S, Once, once_key
-from headrace_transport.memory import MemoryGatewayWire
+from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
 from support.clock import FakeClock
-from support.wire import Gateway, LateCancel, Stack, call, eventually, read, texts
+from support.waiting import eventually
+from support.wire import Gateway, LateCancel, Stack, call, read, texts
 
 STOP, LENGTH, ERROR = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR
 
@@ -258,3 +261,40 @@ async def test_an_answer_that_is_no_longer_kept_is_said_to_be_so() -> None:
         anew = await service.start(again("cmpl-4"))
         assert anew.id == "cmpl-4"
         await anew.aclose()
+
+
+class EndsMeanwhile(MemoryGatewayWire):
+    """Something happens to a request between the question for its state and that for its marks."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
+
+    async def cancels(
+        self, model: str, requests: Sequence[str]
+    ) -> Mapping[str, Sequence[CancelMark]]:
+        if self.meanwhile is not None:
+            await self.meanwhile()
+        return await super().cancels(model, requests)
+
+
+@pytest.mark.parametrize("reason", [FinishReason.CANCELLED, LENGTH])
+async def test_a_call_that_ends_while_its_marks_are_read_is_judged_by_its_end(
+    reason: FinishReason,
+) -> None:
+    stack = Stack()
+    wire = EndsMeanwhile(stack.broker)
+    there = Gateway(wire, name="gateway-b")
+    async with stack.gateway().running() as service, there.running() as other:
+        await stack.engine.appear()
+        first = await service.start(again("cmpl-1"))
+        [claimed] = await stack.engine.claim()
+        await stack.engine.say(claimed, "ab")
+        if reason is FinishReason.CANCELLED:
+            assert await other.cancel("cmpl-1", call("x").caller)
+        # its engine ends it: with that its mark is gone
+        wire.meanwhile = lambda: stack.engine.end(claimed, {0: reason})
+        second = await other.start(again("cmpl-2"))
+        assert second.id == ("cmpl-2" if reason is FinishReason.CANCELLED else "cmpl-1")
+        for each in (first, second):
+            await each.aclose()

@@ -13,7 +13,8 @@ from headrace_gateway.inference.calls import Delta, SamplingCall
 from headrace_transport.errors import CommandFailed
 from headrace_transport.interface import EngineInfo
 from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
-from support.wire import Gateway, Stack, call, eventually, finishes, read, texts, toy_ids
+from support.waiting import eventually
+from support.wire import Gateway, Stack, call, finishes, read, texts, toy_ids
 
 LENGTH = FinishReason.LENGTH
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -12,20 +13,11 @@ from headrace_contracts.codes import FinishReason
 from headrace_gateway.errors import Conflict, InvalidRequest, RequestNotFound
 from headrace_gateway.inference.calls import SamplingCall
 from headrace_gateway.inference.resume import EdgeNote, parse_cursor, place, record_ids
-from headrace_transport.interface import Lease, RequestState
+from headrace_transport.errors import CommandFailed, TransportUnavailable
+from headrace_transport.interface import EngineInfo, Lease, RequestState
 from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
-from support.wire import (
-    CALLER,
-    Gateway,
-    LateAttach,
-    Stack,
-    call,
-    done,
-    eventually,
-    finishes,
-    read,
-    texts,
-)
+from support.waiting import eventually
+from support.wire import CALLER, Gateway, LateAttach, Stack, call, done, finishes, read, texts
 
 LENGTH = FinishReason.LENGTH
 
@@ -366,3 +358,71 @@ async def test_all_prompts_of_a_call_go_on_where_it_was_taken_up() -> None:
         assert texts(await read(elsewhere)) == {0: "0", 1: "1"}
         for each in (running, elsewhere):
             await each.aclose()
+
+
+class WithoutEngines(MemoryGatewayWire):
+    """From some time on the server goes away when it is asked for engines, and no sooner."""
+
+    away = False
+
+    async def engines(self, model: str) -> Sequence[EngineInfo]:
+        if self.away:
+            raise TransportUnavailable("it has just gone away")
+        return await super().engines(model)
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+async def test_a_server_that_goes_away_before_it_names_engines_does_not_end_a_resume(
+    where: str,
+) -> None:
+    stack = Stack()
+    leaving = WithoutEngines(stack.broker)
+    wires = [leaving, MemoryGatewayWire(stack.broker)]
+    if where == "elsewhere":
+        wires.reverse()
+    first, second = Gateway(wires[0], resume_grace_s=30), Gateway(wires[1], name="gateway-b")
+    async with first.running() as here, second.running() as there:
+        await stack.engine.appear()
+        running = await here.start(call("x"))
+        [claimed] = await stack.engine.claim()
+        await stack.engine.say(claimed, "ab")
+        await read(running, until=1)
+        await running.aclose()
+        leaving.away = True
+        again = await there.resume("cmpl-1", "", CALLER)
+        await stack.engine.obey_attach(claimed)
+        if where == "here":  # back where it is open still, and which has lost it by now
+            await again.aclose()
+            again = await here.resume("cmpl-1", "", CALLER)
+            await stack.engine.obey_attach(claimed)
+        await stack.engine.say(claimed, "c", finish=LENGTH)
+        assert texts(await read(again)) == {0: "abc"}
+        await again.aclose()
+
+
+class Unreadable(MemoryGatewayWire):
+    """States of requests get damaged at some time."""
+
+    damaged_now = False
+
+    async def request_state(self, request: str) -> RequestState | None:
+        if self.damaged_now:
+            raise CommandFailed("a request's state cannot be read")
+        return await super().request_state(request)
+
+
+async def test_a_damaged_state_keeps_nobody_from_what_is_here_and_nothing_running_for_ever() -> (
+    None
+):
+    stack = Stack()
+    wire = Unreadable(stack.broker)
+    gateway = Gateway(wire, resume_grace_s=0.2)
+    async with stack.claimed(gateway) as (service, running, claimed):
+        await stack.engine.say(claimed, "ab")
+        await read(running, until=1)
+        wire.damaged_now = True
+        again = await service.resume("cmpl-1", "", CALLER)
+        assert texts(await read(again, until=1)) == {0: "ab"}
+        for each in (running, again):
+            await each.aclose()
+        assert (await stack.engine.await_mark(claimed)).reason == FinishReason.CANCELLED

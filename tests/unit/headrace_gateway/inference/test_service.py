@@ -24,6 +24,7 @@ from headrace_gateway.inference.running import Running
 from headrace_gateway.inference.service import InferenceService
 from headrace_transport.interface import RequestState
 from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
+from support.waiting import eventually
 from support.wire import (
     CALLER,
     END,
@@ -32,7 +33,6 @@ from support.wire import (
     Stack,
     call,
     done,
-    eventually,
     finishes,
     read,
     texts,

@@ -10,7 +10,8 @@ from headrace_transport.errors import CommandFailed
 from headrace_transport.interface import EngineInfo
 from headrace_transport.memory import MemoryEngineWire, MemoryGatewayWire
 from structlog.testing import capture_logs
-from support.wire import MODEL, Gateway, ScriptedEngine, Stack, call, eventually
+from support.waiting import eventually
+from support.wire import MODEL, Gateway, ScriptedEngine, Stack, call
 from support.wires import record
 
 

@@ -15,7 +15,7 @@ from headrace_gateway.rpc.servicer import SERVICE
 from headrace_kit.clock import SystemClock
 from headrace_transport.memory import MemoryGatewayWire
 from support.rpc import PEPPER, served
-from support.wire import eventually
+from support.waiting import eventually
 
 
 async def test_reflection_lists_the_services_for_a_key() -> None:

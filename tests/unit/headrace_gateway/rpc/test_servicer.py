@@ -19,7 +19,8 @@ from headrace_kit.clock import SystemClock
 from headrace_kit.traces import Tracing
 from support.otlp import attributes, otlp_receiver
 from support.rpc import closed, events_of, failure_of, queued, served
-from support.wire import MODEL, eventually, toy_ids
+from support.waiting import eventually
+from support.wire import MODEL, toy_ids
 
 
 async def test_generate_streams_text_logprobs_finish_and_usage() -> None:
