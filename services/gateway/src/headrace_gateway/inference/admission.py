@@ -267,7 +267,7 @@ def _bias(asked: Mapping[int, float] | None, vocabulary: int) -> dict[int, float
     for token, value in bias.items():
         if not 0 <= token < vocabulary:
             raise InvalidRequest(
-                f"logit_bias names token {_shown(token)}, but the vocabulary has {vocabulary}.",
+                f"logit_bias names token {_shown(token)}; the model's ids are 0 to {vocabulary - 1}.",
                 param="logit_bias",
             )
         _number("logit_bias", value, -100.0, 100.0)
