@@ -69,6 +69,8 @@ def test_make_targets_settings_and_metrics_in_guides_exist(page: Path) -> None:
     text = (ROOT / page).read_text()
     targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {match["target"] for match in MAKE.finditer(text)} <= targets
+    for bench in re.findall(r"make bench name=([a-z_]+)", text):
+        assert (ROOT / f"bench/{bench}.py").is_file(), bench
 
     variables = {
         cls.env_prefix + name.upper()
