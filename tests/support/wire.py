@@ -13,6 +13,7 @@ from headrace_contracts.codes import Code, FinishReason
 from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb import codes_pb2
 from headrace_contracts.pb.queue_pb2 import (
+    Attach,
     CancelMark,
     Control,
     Frame,
@@ -125,6 +126,7 @@ class ScriptedEngine:
         self.model = model
         self._pass = 0
         self._control = "0-0"
+        self._unobeyed: list[Attach] = []
         self.said: dict[tuple[str, int], list[int]] = {}
         self.routes: dict[str, tuple[str, int]] = {}
 
@@ -242,36 +244,46 @@ class ScriptedEngine:
         gateway, _ = self.routes[request]
         await self.wire.publish({gateway: frame})
 
-    async def controls(self) -> list[Control]:
-        """What came on the control stream since the last look."""
-        entries = await self.wire.read_control(self.name, self._control, block_ms=0)
-        if entries:
-            self._control = entries[-1][0]
-        return [control for _, control in entries if control is not None]
+    async def obey_attach(self, claimed: Claimed, *, by: str = "") -> Attach:
+        """Waits for an attach of a request, and obeys every one up to the newest: the request's
+        rows go there from then on.
 
-    async def obey_attach(self, claimed: Claimed) -> Control:
-        """Waits for an attach of a request, and sends its rows there from then on."""
+        ``by``: the gateway whose attach is waited for; without it, any but the one that submitted
+        the request. A gateway that hears nothing for a while attaches anew, so there may be more
+        of them than resumes.
+        """
+        first = claimed.record.gateway
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                for control in await self.controls():
-                    if control.HasField("attach") and control.attach.id == claimed.record.id:
-                        attach = control.attach
-                        self.routes[attach.id] = (attach.gateway, attach.slot)
-                        for choice in range(claimed.record.n):
-                            said = self.said.get((attach.id, choice), [])
-                            rest = said[attach.first :]
-                            if rest:
-                                frame = self._frame(
-                                    claimed.record,
-                                    choice,
-                                    attach.first,
-                                    rest,
-                                    claimed.attempt,
-                                    log=False,
-                                )
-                                await self.publish(attach.id, frame)
-                        return control
+                wanted: Attach | None = None
+                for attach in await self._attaches(claimed.record.id):
+                    await self._obey(claimed, attach)
+                    if attach.gateway == by or (not by and attach.gateway != first):
+                        wanted = attach
+                if wanted is not None:
+                    return wanted
                 await asyncio.sleep(0.01)
+
+    async def _attaches(self, request: str) -> list[Attach]:
+        """Those of a request that came since the last look; others' stay for theirs."""
+        entries = await self.wire.read_control(self.name, self._control, block_ms=0)
+        for name, control in entries:
+            self._control = name
+            if control is not None and control.HasField("attach"):
+                self._unobeyed.append(control.attach)
+        found = [attach for attach in self._unobeyed if attach.id == request]
+        self._unobeyed = [attach for attach in self._unobeyed if attach.id != request]
+        return found
+
+    async def _obey(self, claimed: Claimed, attach: Attach) -> None:
+        self.routes[attach.id] = (attach.gateway, attach.slot)
+        for choice in range(claimed.record.n):
+            rest = self.said.get((attach.id, choice), [])[attach.first :]
+            if rest:
+                frame = self._frame(
+                    claimed.record, choice, attach.first, rest, claimed.attempt, log=False
+                )
+                await self.publish(attach.id, frame)
 
     async def marks(self, claimed: Claimed) -> list[CancelMark]:
         """Cancel marks of a request."""
