@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from headrace_engine.executor.cuda_ahead import (
     compile_apart,
 )
 from headrace_engine.kernels.gpu.card import Card
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.torch
 
@@ -41,15 +40,14 @@ CONFIG = {
 
 PROGRAM = """
 import json, sys
+import numpy as np
 from headrace_engine.executor.cuda_ahead import Rehearsal, rehearsed
 from headrace_engine.kernels.gpu.card import pretend
 
-start = Rehearsal.parse(sys.stdin.read())
-pretend(start.card)
+starts = [Rehearsal.parse(line) for line in sys.stdin]
+pretend(starts[0].card)
 from headrace_engine.executor.cuda import CudaExecutor
-
-def kernels():
-    return {(wanted.kernel.__name__, wanted.specialization) for wanted in rehearsed(start)}
+from headrace_engine.executor.cuda_sampling import CLASSES
 
 def capture(self):
     for rows, step, shared in self._captured_steps():
@@ -57,11 +55,30 @@ def capture(self):
     for kind in self._prefills.kinds:
         self._prefills._run(kind)
 
-launched = kernels()
-CudaExecutor._warm = capture
-captured = kernels()
-names = [sorted({name for name, _ in some}) for some in (launched, captured, captured - launched)]
-print(json.dumps(names))
+def run(self):
+    slots, longest = self._limits.slots, self._longest
+    for ones in {0, 1, min(17, slots)}:
+        for more in {0, 1, slots - ones}:
+            for length in {2, min(20, longest), longest}:
+                lengths = [1] * ones + [length] * more
+                if 0 < len(lengths) <= slots and sum(lengths) <= self._limits.batch_tokens:
+                    mixed(self, lengths)
+
+def mixed(self, lengths):
+    batch = self._idle_batch(lengths)
+    for step in CLASSES:
+        for batch.generating in (0, len(lengths)):
+            batch.sample_indices = np.zeros(batch.generating, np.int32)
+            self._mixed(batch, self._phases[0], step)
+
+warm = CudaExecutor._warm
+for start in starts:
+    told = {}
+    for way in (warm, capture, run):
+        CudaExecutor._warm = way
+        launches = rehearsed(start)
+        told[way.__name__] = [(one.kernel.__name__, one.specialization) for one in launches]
+    print(json.dumps(told))
 """
 
 
@@ -112,13 +129,17 @@ def test_a_model_that_the_kernels_do_not_compute_is_refused(
         start.note()
 
 
-def kernels_of(start: Rehearsal) -> tuple[set[str], set[str], set[str]]:
-    """Names of what a rehearsal launches, of what a start captures, and of what of this is no launch
-    of the rehearsal. In a process that Triton does not interpret in, as the suite's own does."""
+Launches = set[tuple[str, str]]
+"""Kernels by name, and what they are compiled for."""
+
+
+def launches_of(starts: list[Rehearsal]) -> list[tuple[Launches, Launches, Launches]]:
+    """What each rehearsal launches, what that start captures, and what steps launch beside what is
+    captured. In one process for all, in which Triton does not interpret as it does in the suite's."""
     names = [name for name in os.environ if not name.startswith("TRITON_")]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
-        input=start.json(),
+        input="\n".join(start.json() for start in starts),
         env={name: os.environ[name] for name in names},
         capture_output=True,
         text=True,
@@ -126,36 +147,62 @@ def kernels_of(start: Rehearsal) -> tuple[set[str], set[str], set[str]]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    launched, captured, only_captured = map(set[str], json.loads(done.stdout))
-    return launched, captured, only_captured
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    return [
+        (
+            {(name, kind) for name, kind in one["_warm"]},
+            {(name, kind) for name, kind in one["capture"]},
+            {(name, kind) for name, kind in one["run"]},
+        )
+        for one in told
+    ]
 
 
-def test_a_rehearsal_launches_every_kind_of_step(start: Rehearsal) -> None:
-    launched, _, only_captured = kernels_of(start)
-    # Few decodes and many, prompts, common beginnings, and each way of choosing a token.
-    assert launched >= {
-        "_few_rows",
-        "_decode_attention",
-        "_prefill_attention",
-        "_beginnings",
-        "_chunk_argmax",
-        "_sample",
-        "_penalize",
-    }
-    assert not only_captured
+EDGES = [
+    # max_batch, batch_tokens, block_tokens, context_tokens
+    (20, 256, 64, None),
+    (1, 512, 64, None),
+    (1, 17, 16, None),
+    (1, 1041, 1024, None),
+    (2, 18, 16, None),
+    (3, 19, 16, 20),
+    (8, 80, 64, None),
+    (17, 33, 16, 5),
+]
+"""Settings of starts, least ones too; None: the model's own context."""
+CONTEXTS = (2, 20, 300)
+"""Tokens for which a start with few rows and one with many are rehearsed as well."""
 
 
-@pytest.mark.parametrize(
-    ("slots", "tokens", "context"), [(1, 512, None), (8, 80, None), (1, 512, 128)]
-)
-def test_nothing_is_captured_that_was_not_launched_before(
-    start: Rehearsal, slots: int, tokens: int, context: int | None
-) -> None:
-    """While a graph is captured a kernel can neither be compiled nor loaded."""
-    start = replace(start, slots=slots, batch_tokens=tokens, context_tokens=context)
-    _, captured, only_captured = kernels_of(start)
-    assert captured >= {"_plan", "_decode_attention", "_prefill_attention", "_swiglu"}
-    assert not only_captured
+def test_a_rehearsal_launches_whatever_the_start_will(start: Rehearsal) -> None:
+    """While a graph is captured, and between steps, no kernel may be compiled or loaded."""
+    edges = [*EDGES, *((*EDGES[which][:3], context) for which in (0, 2) for context in CONTEXTS)]
+    starts = [
+        replace(start, slots=slots, batch_tokens=tokens, block_tokens=block, context_tokens=context)
+        for slots, tokens, block, context in edges
+    ]
+    rehearsals = dict(zip(edges, launches_of(starts), strict=True))
+    for edge, (launched, captured, run) in rehearsals.items():
+        assert {name for name, _ in captured} >= {
+            "_plan",
+            "_few_rows",
+            "_decode_attention",
+            "_prefill_attention",
+            "_chunk_argmax",
+            "_sample",
+            "_penalize",
+        }, edge
+        assert {name for name, _ in run} >= {"_prepare", "_update_table", "_sample"}, edge
+        assert not captured - launched, edge
+        assert not run - launched, edge
+    # Common beginnings are looked for where rows are many.
+    for edge, (launched, _, _) in rehearsals.items():
+        assert ("_beginnings" in {name for name, _ in launched}) == (edge[0] >= 16), edge
+    # What is compiled for one context serves all, as a note that all is there says nothing of it.
+    for which in (0, 2):
+        kernels = rehearsals[EDGES[which]][0]
+        for context in CONTEXTS:
+            assert rehearsals[*EDGES[which][:3], context][0] == kernels, context
 
 
 def test_a_process_that_fails_ends_no_start(
@@ -197,34 +244,36 @@ def alive(group: int) -> list[int]:
     return found
 
 
-def wait_until(met: Callable[[], bool], limit_s: float = 120) -> None:
-    """Fails if it takes longer."""
-    until = time.monotonic() + limit_s
-    while not met():
-        assert time.monotonic() < until, "it never came"
-        time.sleep(0.05)
+def test_it_is_stopped_with_all_that_it_forked(
+    start: Rehearsal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"  # forks as the real one does, without its imports
+    program.write_text("#!/bin/sh\nsleep 300 &\nsleep 300 &\nwait\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    compiling = Compiling(start, 2)
+    group = compiling.pid
+    wait_until(lambda: len(alive(group)) > 2)
+    compiling.stop()
+    wait_until(lambda: not alive(group))
 
 
-@pytest.mark.parametrize("how", ["stopped", "left"])
-def test_it_ends_with_the_start(
-    start: Rehearsal, how: str, monkeypatch: pytest.MonkeyPatch
+def test_it_ends_by_itself_when_the_start_is_gone(
+    start: Rehearsal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in os.environ if name.startswith("TRITON_")]:
         monkeypatch.delenv(name)  # the suite's own interprets, and forks nobody
     compiling = Compiling(start, 2)
     group = compiling.pid
-    wait_until(lambda: len(alive(group)) > 2)  # it and those that it forked
-    if how == "stopped":
-        compiling.stop()
-    else:
-        compiling.leave()
-        # By itself, and long before it would be done: nobody else sends a signal until ``result`` does.
-        options = os.WEXITED | os.WNOWAIT | os.WNOHANG
-        wait_until(lambda: os.waitid(os.P_PID, group, options) is not None)
-        ended = os.waitid(os.P_PID, group, options)
-        assert ended is not None
-        assert (ended.si_code, ended.si_status) == (os.CLD_KILLED, signal.SIGKILL)
-        assert compiling.result(60) is None
+    wait_until(lambda: len(alive(group)) > 2, within_s=120)  # it and those that it forked
+    compiling.leave()
+    # Long before it would be done: nobody else sends a signal until ``result`` does.
+    options = os.WEXITED | os.WNOWAIT | os.WNOHANG
+    wait_until(lambda: os.waitid(os.P_PID, group, options) is not None)
+    ended = os.waitid(os.P_PID, group, options)
+    assert ended is not None
+    assert (ended.si_code, ended.si_status) == (os.CLD_KILLED, signal.SIGKILL)
+    assert compiling.result(60) is None
     wait_until(lambda: not alive(group))
 
 

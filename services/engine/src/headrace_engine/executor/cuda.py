@@ -531,7 +531,8 @@ class CudaExecutor:
         self._prefills.warm()
         self._decoder.warm_up()
         steps = [self._rows_of(size) for size in PREFILL_SIZES]
-        for lengths in [*steps, [1, min(96, self._longest)]]:
+        # Two tokens of one row fit in any start's step, also where one row cannot have a size's tokens.
+        for lengths in [[2], *steps, [1, min(96, self._longest)]]:
             if sum(lengths) <= self._limits.batch_tokens and len(lengths) <= self._limits.slots:
                 self._mixed(self._idle_batch(lengths), self._phases[0], CLASSES[0])
                 if self._on_gpu:  # the next one writes the message that this one's copy still reads

@@ -94,6 +94,7 @@ class Rehearsal:
         """Name of the file that says that all kernels of this start were compiled."""
         digest = hashlib.sha256()
         config = replace(self.config(), name="", eos_token_ids=())
+        # Any context runs by the same kernels.
         limits = replace(self.limits(config.context_tokens), sequence_tokens=0)
         digest.update(f"{config} {limits} {self.card} {_version('triton')}".encode())
         for folder in ("executor", "kernels/gpu", "model"):
