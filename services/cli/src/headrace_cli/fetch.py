@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -89,11 +90,10 @@ class _Unreachable(Exception):
 def _download(model: str, name: str, revision: str, store: Path, *, verify: bool, say: Say) -> Path:
     from huggingface_hub import (
         HfApi,
-        errors,
         snapshot_download,  # pyright: ignore[reportUnknownVariableType]
     )
 
-    try:
+    with _hub_errors(model, revision):
         # read here, so that a test or a pod may set it after the library was imported
         api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
         info = api.model_info(name, revision=revision, files_metadata=True)
@@ -127,6 +127,19 @@ def _download(model: str, name: str, revision: str, store: Path, *, verify: bool
         )
         if there.name != commit:
             raise CommandFailed(f"{model} changed while it was downloaded.", hint="Run it again.")
+    sums = _proved(folder, files, known or {}, say)
+    _write_manifest(store, commit, sums)
+    say(f"{model} is there and whole: {folder}")
+    return folder
+
+
+@contextmanager
+def _hub_errors(model: str, revision: str) -> Generator[None]:
+    """What the hub's library raises, as CommandFailed; as _Unreachable where nobody answers."""
+    from huggingface_hub import errors
+
+    try:
+        yield
     except errors.GatedRepoError as error:
         raise CommandFailed(
             f"{model}: this token may not read it.", hint="Accept its terms, and give HF_TOKEN."
@@ -145,10 +158,6 @@ def _download(model: str, name: str, revision: str, store: Path, *, verify: bool
         if isinstance(error, OSError) and error.filename is not None:
             raise CommandFailed(f"{error.filename}: {error.strerror}.") from error
         raise _Unreachable(str(error) or type(error).__name__) from error
-    sums = _proved(folder, files, known or {}, say)
-    _write_manifest(store, commit, sums)
-    say(f"{model} is there and whole: {folder}")
-    return folder
 
 
 def _what_is_here(

@@ -9,8 +9,10 @@ import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
+from fastapi import FastAPI
 from headrace_kit.clock import SystemClock
 from headrace_kit.errors import SettingsError
 from headrace_kit.lifecycle import install_signals
@@ -100,6 +102,19 @@ def pepper_of(hidden: GatewaySecrets) -> bytes:
             ]
         )
     return pepper
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """What a gateway that has its server is made of."""
+
+    service: InferenceService
+    readiness: Readiness
+    api: FastAPI
+    rpc: RpcServer
+    tracing: Tracing
+    threads: ThreadPoolExecutor
+    """For text: rendering and tokenizing."""
 
 
 class GatewayProcess:
@@ -198,6 +213,43 @@ class GatewayProcess:
         certificate: Certificate | None,
         stopping: asyncio.Event,
     ) -> None:
+        built = self._build(wire, keys)
+        service, rpc = built.service, built.rpc
+        if self._settings.otlp_endpoint is not None:
+            self._registry.start_otlp(self._settings.otlp_endpoint, self._settings.otlp_interval_s)
+        over = asyncio.Event()
+        try:
+            await rpc.start(None if certificate is None else certificate.grpc_credentials())
+            async with asyncio.TaskGroup() as group:
+                group.create_task(service.run(over), name="service")
+                tls = None if certificate is None else certificate.context
+                serving = http.serve(built.api, last_words_s=LAST_WORDS_S, tls=tls)
+                group.create_task(serving, name="http")
+                health = group.create_task(rpc.report_health(), name="grpc health")
+                watch = group.create_task(_watched(certificate), name="certificate")
+                keeping = group.create_task(upkeep.run(), name="keys")
+                await http.started()
+                gc.collect()
+                gc.freeze()  # what start-up made lives as long as the process
+                self._announce(http.port, rpc.port)
+                await stopping.wait()
+                await self._drain(service, built.readiness, rpc)
+                health.cancel()
+                watch.cancel()
+                keeping.cancel()
+                http.stop()
+                await rpc.stop(LAST_WORDS_S)
+                over.set()
+        finally:
+            with suppress(TimeoutError, TransportUnavailable):
+                async with asyncio.timeout(LEAVE_S):
+                    await wire.close()
+            built.threads.shutdown(wait=False, cancel_futures=True)
+            await asyncio.gather(
+                asyncio.to_thread(self._registry.close), asyncio.to_thread(built.tracing.close)
+            )
+
+    def _build(self, wire: GatewayWire, keys: KeyStore) -> _Built:
         settings, metrics = self._settings, GatewayMetrics(self._registry)
         threads = ThreadPoolExecutor(settings.text_threads, thread_name_prefix="text")
         catalog = Catalog(
@@ -236,39 +288,7 @@ class GatewayProcess:
             tracing=tracing,
         )
         rpc = RpcServer(service, auth, metrics, readiness, settings, tracing)
-        if settings.otlp_endpoint is not None:
-            self._registry.start_otlp(settings.otlp_endpoint, settings.otlp_interval_s)
-        over = asyncio.Event()
-        try:
-            await rpc.start(None if certificate is None else certificate.grpc_credentials())
-            async with asyncio.TaskGroup() as group:
-                group.create_task(service.run(over), name="service")
-                tls = None if certificate is None else certificate.context
-                serving = http.serve(api, last_words_s=LAST_WORDS_S, tls=tls)
-                group.create_task(serving, name="http")
-                health = group.create_task(rpc.report_health(), name="grpc health")
-                watch = group.create_task(_watched(certificate), name="certificate")
-                keeping = group.create_task(upkeep.run(), name="keys")
-                await http.started()
-                gc.collect()
-                gc.freeze()  # what start-up made lives as long as the process
-                self._announce(http.port, rpc.port)
-                await stopping.wait()
-                await self._drain(service, readiness, rpc)
-                health.cancel()
-                watch.cancel()
-                keeping.cancel()
-                http.stop()
-                await rpc.stop(LAST_WORDS_S)
-                over.set()
-        finally:
-            with suppress(TimeoutError, TransportUnavailable):
-                async with asyncio.timeout(LEAVE_S):
-                    await wire.close()
-            threads.shutdown(wait=False, cancel_futures=True)
-            await asyncio.gather(
-                asyncio.to_thread(self._registry.close), asyncio.to_thread(tracing.close)
-            )
+        return _Built(service, readiness, api, rpc, tracing, threads)
 
     async def _drain(self, service: InferenceService, readiness: Readiness, rpc: RpcServer) -> None:
         """Not ready at once; then no new calls; then the streams end, or are ended."""

@@ -47,31 +47,18 @@ class Receipts:
         now = self._clock.monotonic()
         total_s = now - call.arrived
         self._mean_s += SMOOTHING * (total_s - self._mean_s)
-        usage = call.usage
-        reason = outcome(call)
-        metrics, model = self._metrics, call.model
+        usage, reason = call.usage, outcome(call)
         choices = [choice for session in call.sessions for choice in session.choices]
         firsts = [choice.first_at for choice in choices if choice.first_at is not None]
         ttft_s = min(firsts) - call.arrived if firsts else None
         if self._settle is not None and reason != "moved":  # who goes on with it uses the rest
             self._settle(call)
         if not call.resumed:  # its first gateway counted it
-            metrics.finished.labels(model, reason).inc()
-            metrics.prompt_tokens.labels(model).inc(usage.prompt_tokens)
-            metrics.completion_tokens.labels(model).inc(usage.completion_tokens)
-            metrics.cached_tokens.labels(model).inc(usage.cached_tokens)
-            operation = operation_of(call.kind)
-            metrics.request_time.labels(model, operation).observe(total_s)
-            if ttft_s is not None:
-                metrics.first_token.labels(model, operation).observe(ttft_s)
-            for choice in choices:
-                if choice.first_at is not None and len(choice.tokens) > 1:
-                    gap_s = (choice.last_at - choice.first_at) / (len(choice.tokens) - 1)
-                    metrics.token_gap.labels(model, operation).observe(gap_s)
+            self._count(call, reason, total_s, ttft_s)
         attempts, code = max(session.attempt for session in call.sessions), _code(call)
         tell_end(
             call.span,
-            model=model,
+            model=call.model,
             usage=usage,
             finishes=[choice.finish for choice in choices if choice.finish is not None],
             first_token_s=ttft_s,
@@ -84,7 +71,7 @@ class Receipts:
             "request.finished",
             id=call.id,
             kind=call.kind,
-            model=model,
+            model=call.model,
             tenant=call.tenant,
             key=call.key_id,
             reason=reason,
@@ -101,6 +88,22 @@ class Receipts:
             resumed=call.resumed,
             trace_id=call.span.trace_id,
         )
+
+    def _count(self, call: OpenCall, reason: str, total_s: float, ttft_s: float | None) -> None:
+        metrics, model, usage = self._metrics, call.model, call.usage
+        metrics.finished.labels(model, reason).inc()
+        metrics.prompt_tokens.labels(model).inc(usage.prompt_tokens)
+        metrics.completion_tokens.labels(model).inc(usage.completion_tokens)
+        metrics.cached_tokens.labels(model).inc(usage.cached_tokens)
+        operation = operation_of(call.kind)
+        metrics.request_time.labels(model, operation).observe(total_s)
+        if ttft_s is not None:
+            metrics.first_token.labels(model, operation).observe(ttft_s)
+        for session in call.sessions:
+            for choice in session.choices:
+                if choice.first_at is not None and len(choice.tokens) > 1:
+                    gap_s = (choice.last_at - choice.first_at) / (len(choice.tokens) - 1)
+                    metrics.token_gap.labels(model, operation).observe(gap_s)
 
 
 def outcome(call: OpenCall) -> str:
