@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Final
 
 from headrace_contracts import keys
@@ -19,9 +20,11 @@ from headrace_transport.replies import (
     given,
     readable,
 )
+from headrace_transport.scripting import KeyType
 
 _MOST: Final = 100_000
 """Ids of deleted keys that are remembered."""
+_FORGOTTEN: Final[Mapping[str, KeyType]] = MappingProxyType({keys.FORGOTTEN_KEYS: "zset"})
 _AT_ONCE: Final = 1_000
 """Keys that one round trip reads: all of many would not come in a command's time."""
 
@@ -74,15 +77,10 @@ class ApiKeys(Part):
         ):
             if value is not None:
                 fields += [name, value]
-        await self._server.pipeline(
-            [
-                ("MULTI",),
-                ("DEL", keys.api_key(key.public_id)),
-                ("HSET", keys.api_key(key.public_id), *fields),
-                ("SADD", keys.API_KEYS, key.public_id),
-                ("EXEC",),
-            ]
-        )
+        name = keys.api_key(key.public_id)
+        # the list first: where it cannot be written, there is no key that nobody sees
+        await self._server.command("SADD", keys.API_KEYS, key.public_id)
+        await self._server.pipeline([("MULTI",), ("DEL", name), ("HSET", name, *fields), ("EXEC",)])
 
     async def revoke_api_key(self, public_id: str, *, at_ms: int) -> bool:
         """See ``GatewayWire.revoke_api_key``."""
@@ -93,17 +91,19 @@ class ApiKeys(Part):
         """See ``GatewayWire.forget_api_key``."""
         check_name("a key id", public_id)
         names = [keys.api_key(public_id), keys.API_KEYS, keys.FORGOTTEN_KEYS]
-        over = "" if over_ms is None else over_ms
-        return bool(as_int(await self._server.run("forget_key", names, [public_id, over, _MOST])))
+        arguments = [public_id, "" if over_ms is None else over_ms, _MOST]
+        async with self._server.emptying(_FORGOTTEN):
+            return bool(as_int(await self._server.run("forget_key", names, arguments)))
 
     async def api_key_is_forgotten(self, public_id: str) -> bool:
         """See ``GatewayWire.api_key_is_forgotten``."""
-        names = [keys.FORGOTTEN_KEYS]
-        return bool(as_int(await self._server.run("forgotten_key", names, [public_id])))
+        async with self._server.emptying(_FORGOTTEN):
+            return bool(as_int(await self._server.run("forgotten_key", [*_FORGOTTEN], [public_id])))
 
     async def forgotten_api_keys(self) -> Set[str]:
         """See ``GatewayWire.forgotten_api_keys``."""
-        reply = await self._server.command("ZRANGE", keys.FORGOTTEN_KEYS, 0, -1)
+        async with self._server.emptying(_FORGOTTEN):
+            reply = await self._server.command("ZRANGE", keys.FORGOTTEN_KEYS, 0, -1)
         return {as_text(name) for name in as_list(reply)}
 
 

@@ -10,7 +10,7 @@ from headrace_contracts.pb.queue_pb2 import ModelCard
 
 from headrace_transport.names import check_model
 from headrace_transport.part import Part
-from headrace_transport.replies import Argument, as_bytes, as_int, as_list, as_text, readable
+from headrace_transport.replies import Argument, Reply, as_bytes, as_int, as_list, as_text, readable
 
 
 class CardReads(Part):
@@ -24,7 +24,7 @@ class CardReads(Part):
     async def cards(self) -> Sequence[ModelCard]:
         """Every model's card that can be read, by name."""
         names: list[str] = []
-        for name in as_list(await self._server.command(*_ALL)):
+        for name in await self._listed():
             with self.damaged.skipped("card", repr(name)):
                 names.append(as_text(name))
         found: list[ModelCard] = []
@@ -49,6 +49,11 @@ class CardReads(Part):
     def _card_of(self, data: bytes) -> ModelCard | None:
         card = _parsed(data)
         return card if self.foreign.is_ours("card", card.version) else None
+
+    async def _listed(self) -> list[Reply]:
+        """Names of the models that have cards."""
+        async with self._server.emptying({keys.MODELS: "zset"}):
+            return as_list(await self._server.command("ZRANGE", keys.MODELS, 0, -1))
 
     async def _data_of(self, names: Sequence[str]) -> dict[str, bytes]:
         """Models' cards as they were written; empty where there is none."""
@@ -81,7 +86,11 @@ class CardWrites(CardReads):
     """Cards as the engine writes them."""
 
     async def card(self, model: str) -> ModelCard | None:
-        """See ``EngineWire.card``."""
+        """See ``EngineWire.card``. One that is not listed with the others is none."""
+        async with self._server.emptying({keys.MODELS: "zset"}):
+            listed = await self._server.command("ZSCORE", keys.MODELS, check_model(model))
+        if listed is None:
+            return None
         with self.damaged.skipped("card", model):
             return await super().card(model)
         return None
@@ -91,11 +100,12 @@ class CardWrites(CardReads):
         where several engines put cards at once.
         """
         name = check_model(card.model)
-        before = await self._server.run(
-            "put_card",
-            [keys.card(name), keys.MODELS, *map(keys.blob, sorted(digests_of(card)))],
-            [name, card.SerializeToString()],
-        )
+        async with self._server.emptying({keys.MODELS: "zset"}):
+            before = await self._server.run(
+                "put_card",
+                [keys.card(name), keys.MODELS, *map(keys.blob, sorted(digests_of(card)))],
+                [name, card.SerializeToString()],
+            )
         with self.damaged.skipped("card", name):
             if before is not None:
                 await self._let_end(digests_of(_parsed(as_bytes(before))) - digests_of(card))
@@ -106,7 +116,7 @@ class CardWrites(CardReads):
         """
         ended = not digests
         while not ended:  # again only if another engine's card came in between
-            names = [as_text(name) for name in as_list(await self._server.command(*_ALL))]
+            names = [as_text(name) for name in await self._listed()]
             cards = await self._data_of(names)
             named = {
                 digest for data in cards.values() if data for digest in digests_of(_parsed(data))
@@ -145,6 +155,3 @@ def _parsed(data: bytes) -> ModelCard:
     """Of any version."""
     with readable("a model's card"):
         return ModelCard.FromString(data)
-
-
-_ALL = ("ZRANGE", keys.MODELS, 0, -1)

@@ -5,6 +5,7 @@ TransportError
 │   └── AccessDenied        it refuses our user or password, for now at least
 ├── ServerUnsuitable       the operator's move: the server, or how it is set up, cannot carry us
 ├── CommandFailed          a defect of ours, or foreign data under one of our keys
+│   └── WrongType           a key is of another type
 ├── ForeignVersion         the operator's move: who wrote this speaks another wire version
 └── SubmitRefused          the caller's move
     ├── QueueFull           come back later
@@ -48,6 +49,10 @@ class ServerUnsuitable(TransportError):
 
 class CommandFailed(TransportError):
     """The server refused a command that should have worked."""
+
+
+class WrongType(CommandFailed):
+    """A key is of another type than ours."""
 
 
 class ForeignVersion(TransportError):

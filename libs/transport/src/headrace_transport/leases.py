@@ -49,7 +49,8 @@ class Leases(FrameWrites):
         """See ``EngineWire.wait_bell``."""
         bell = keys.bell(check_model(model))
         seconds = max(timeout_ms, 1) / 1000
-        reply = await self._server.blocking(bell, "BLPOP", bell, seconds, block_ms=timeout_ms)
+        async with self._server.emptying({bell: "list"}):
+            reply = await self._server.blocking(bell, "BLPOP", bell, seconds, block_ms=timeout_ms)
         return reply is not None
 
     async def claim(
@@ -140,7 +141,8 @@ class Leases(FrameWrites):
             # After an outage others could not renew either: they get the time to.
             int(self._server.calm_s * 1000 >= lease_ms / 2),
         ]
-        reply = await self._server.run_model("claim", model, arguments)
+        holding = keys.holding(model, engine)
+        reply = await self._server.run_model("claim", model, arguments, others={holding: "set"})
         return [_taken(as_list(row)) for row in as_list(reply)]
 
     async def log_of(self, request: str) -> Sequence[LogEntry]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from headrace_contracts import keys
 
-from headrace_transport.damaged import Damaged
 from headrace_transport.foreign import Foreign
 from headrace_transport.server import Server
 
@@ -14,7 +13,7 @@ class Part:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self.damaged = Damaged()
+        self.damaged = server.damaged
         self.foreign = Foreign(self.damaged)
 
     async def ping(self) -> None:

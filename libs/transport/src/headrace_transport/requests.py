@@ -32,6 +32,7 @@ from headrace_transport.replies import (
     decoded,
     readable,
 )
+from headrace_transport.scripting import KeyType
 
 _RAW = ("usage", "edge")
 """Fields of a state that are not text."""
@@ -51,6 +52,11 @@ class Requests(Part):
         """See ``GatewayWire.submit``. Safe to repeat after ``TransportUnavailable``."""
         data = encode(record)
         held = lengths_of(record.n, resume) if resume is not None else []
+        others: dict[str, KeyType] = {
+            keys.queue(record.model, record.band, record.tenant): "stream",
+            keys.running(record.tenant, record.key_id): "zset",
+            keys.requests_of(record.model, record.gateway): "set",
+        }
         reply = as_list(
             await self._server.run_model(
                 "submit",
@@ -76,6 +82,7 @@ class Requests(Part):
                     ",".join(str(length) for length in held),
                     record.edge,
                 ],
+                others=others,
             )
         )
         match as_text(reply[0]):
@@ -114,6 +121,7 @@ class Requests(Part):
                     self._server.options.sign_of_life_ms,
                     int(keeping),
                 ],
+                others={keys.requests_of(state.model, gateway): "set"},
             )
         )
         if not reply:
@@ -137,9 +145,9 @@ class Requests(Part):
 
     async def live_requests(self, tenant: str, key_id: str, *, limit: int) -> Sequence[str]:
         """See ``GatewayWire.live_requests``."""
-        reply = await self._server.command(
-            "ZRANGE", keys.running(check_name("a tenant", tenant), key_id), 0, limit - 1
-        )
+        name = keys.running(check_name("a tenant", tenant), key_id)
+        async with self._server.emptying({name: "zset"}):
+            reply = await self._server.command("ZRANGE", name, 0, limit - 1)
         return [as_text(request) for request in as_list(reply)]
 
     async def standing(self, model: str, request: str) -> Standing:
@@ -172,8 +180,9 @@ class Requests(Part):
 
     async def queue_depth(self, model: str) -> int:
         """See ``GatewayWire.queue_depth``. A request whose deadline passed counts no more."""
-        check_model(model)
-        return as_int(await self._server.run("depth", [keys.queued(model)], []))
+        name = keys.queued(check_model(model))
+        async with self._server.emptying({name: "zset"}):
+            return as_int(await self._server.run("depth", [name], []))
 
     async def bind_once(
         self, tenant: str, key_id: str, digest: str, value: str, *, ttl_ms: int, instead: str = ""
@@ -184,7 +193,8 @@ class Requests(Part):
             check_name("a key id", key_id),
             check_name("a digest", digest),
         )
-        return as_text(await self._server.run("once", [name], [value, ttl_ms, instead]))
+        async with self._server.emptying({name: "string"}):
+            return as_text(await self._server.run("once", [name], [value, ttl_ms, instead]))
 
 
 def state_of(fields: dict[str, bytes]) -> RequestState:

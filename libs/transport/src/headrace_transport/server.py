@@ -7,30 +7,43 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from math import inf
+from types import MappingProxyType
+from typing import Final, NoReturn
 
 from redis import exceptions
 
 from headrace_transport.address import Access, Address
 from headrace_transport.channel import Answer, Channel, ErrorReply
+from headrace_transport.damaged import Damaged
 from headrace_transport.errors import (
     AccessDenied,
     CommandFailed,
     TransportError,
     TransportUnavailable,
+    WrongType,
 )
 from headrace_transport.options import WireOptions
-from headrace_transport.replies import Argument, Reply
-from headrace_transport.scripting import model_arguments, model_keys, script
+from headrace_transport.replies import Argument, Reply, as_list, as_text
+from headrace_transport.scripting import (
+    KeyType,
+    model_arguments,
+    model_keys,
+    model_types,
+    script,
+)
 
 _NO_SCRIPT = "NOSCRIPT"
+_WRONG_TYPE = "WRONGTYPE"
 _FOR_NOW = (
     *("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "OOM", "MISCONF"),
     *("NOREPLICAS", "BUSY", "UNBLOCKED", "UNKILLABLE", "ERR max number of clients"),
 )
 """How error replies begin that time or an operator mends: the caller comes back later."""
 _DENIED = ("NOPERM", "NOAUTH", "WRONGPASS")
+_NONE: Final[Mapping[str, KeyType]] = MappingProxyType({})
 
 
 class Server:
@@ -50,6 +63,8 @@ class Server:
         """
         self._address = Address(url, access or Access(password=password), options)
         self.options = options
+        self.damaged = Damaged()
+        """What could not be read here, of every part."""
         self._idle: list[_Connection] = []
         self._slots = asyncio.Semaphore(options.max_connections)
         self._readers: dict[str, tuple[asyncio.Lock, _Connection]] = {}
@@ -106,11 +121,42 @@ class Server:
                 replies[i] = reply
         return self._checked(replies)
 
-    async def run_model(self, name: str, model: str, arguments: Sequence[Argument]) -> Reply:
-        """Runs a script that has the common prelude."""
-        return await self.run(
-            name, model_keys(model), [*model_arguments(model, self.options), *arguments]
-        )
+    async def run_model(
+        self,
+        name: str,
+        model: str,
+        arguments: Sequence[Argument],
+        *,
+        others: Mapping[str, KeyType] = _NONE,
+    ) -> Reply:
+        """Runs a script that has the common prelude. ``others``: keys that it writes besides what
+        all requests of the model share. Where one is of another type, as ``emptying``.
+        """
+        try:
+            return await self.run(
+                name, model_keys(model), [*model_arguments(model, self.options), *arguments]
+            )
+        except WrongType as error:
+            return await self._empty({**model_types(model), **others}, error)
+
+    @asynccontextmanager
+    async def emptying(self, types: Mapping[str, KeyType]) -> AsyncGenerator[None]:
+        """Around commands on keys that nobody but us writes. One that is of another type by now is
+        emptied, and told: ``TransportUnavailable``, since the next try finds it well.
+        """
+        try:
+            yield
+        except WrongType as error:
+            await self._empty(types, error)
+
+    async def _empty(self, types: Mapping[str, KeyType], error: WrongType) -> NoReturn:
+        """Raises ``error`` where all of the keys are well."""
+        emptied = as_list(await self.run("empty", list(types), list(types.values())))
+        if not emptied:
+            raise error
+        for key, kind in zip(emptied[::2], emptied[1::2], strict=True):
+            self.damaged.replaced(as_text(key), as_text(kind))
+        raise TransportUnavailable(f"{as_text(emptied[0])} was of another type") from error
 
     async def blocking(self, reader: str, *arguments: Argument, block_ms: int) -> Reply:
         """A command that may block, on a connection that belongs to ``reader`` alone."""
@@ -232,4 +278,6 @@ def _translated(error: ErrorReply) -> TransportError:
         return AccessDenied(error.text)
     if str(error).startswith(_FOR_NOW):
         return TransportUnavailable(error.text)
+    if error.code == _WRONG_TYPE:
+        return WrongType(error.text)
     return CommandFailed(error.text)

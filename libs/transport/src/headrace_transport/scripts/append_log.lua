@@ -11,8 +11,8 @@ local found = redis.pcall('HMGET', KEYS[1], 'model', 'n', 'lengths')
 if found.err or not found[1] or not found[2] then return {0} end
 local n = string.match(found[2], '^%d+$') and tonumber(found[2])
 if not n or n > 128 then return {0} end
-local lease = redis.call('HGET', string.format(ARGV[1], found[1]), ARGV[2])
-if not lease then return {0} end
+local lease = redis.pcall('HGET', string.format(ARGV[1], found[1]), ARGV[2])
+if type(lease) ~= 'string' then return {0} end
 local owner, attempt = string.match(lease, '^(%S+) (%d+) ')
 if owner ~= ARGV[3] or attempt ~= ARGV[4] then return {0} end
 

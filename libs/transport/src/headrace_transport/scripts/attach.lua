@@ -17,12 +17,11 @@ if st.gateway ~= gateway or st.slot ~= slot then
   redis.call('HSET', state_key(id), 'gateway', gateway, 'slot', slot,
     'past', st.past .. st.gateway .. ' ' .. st.slot .. ' ')
 end
-redis.call('SREM', requests_key(st.gateway), id)
+redis.pcall('SREM', requests_key(st.gateway), id)
 redis.call('SADD', requests_key(gateway), id)
 redis.call('SADD', K.sources, gateway)
 redis.call('ZADD', K.gateways, 'GT', int(now_ms() + tonumber(A[5])), gateway)
 if st.status ~= 'running' then return nil end
 put_lease(id, lease.owner, lease.attempt, gateway, slot, lease.n)
-redis.call('XADD', control_key(lease.owner), '*', 'control', A[4])
-redis.call('PEXPIRE', control_key(lease.owner), LOG_MS)
-return {lease.owner, lease.attempt, tonumber(redis.call('ZSCORE', K.expiries, id))}
+nudge(lease.owner, A[4])
+return {lease.owner, lease.attempt, tonumber(redis.call('ZSCORE', K.expiries, id) or now_ms())}

@@ -15,14 +15,13 @@ if st.status == 'queued' and whole then
   end_request(id, st, A[5], A[10])
   -- A tombstone now: an undelivered entry is never deleted, the claim skips it.
   if redis.call('ZSCORE', K.gateways, gateway) then
-    redis.call('XADD', out_key(gateway), '*', 'frame', A[6])
+    redis.pcall('XADD', out_key(gateway), '*', 'frame', A[6])  -- of another type: it empties it
   end
   return 'ended'
 end
 redis.call('HSET', K.cancels, A[3] == '' and id or id .. '/' .. A[3], A[2])
 local lease = lease_of(id)
 if lease then
-  redis.call('XADD', control_key(lease.owner), '*', 'control', A[4])
-  redis.call('PEXPIRE', control_key(lease.owner), LOG_MS)
+  nudge(lease.owner, A[4])
 end
 return 'marked'

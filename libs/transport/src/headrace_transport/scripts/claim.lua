@@ -96,10 +96,9 @@ local function look(band, tenant, score, entry, fields)
   if record and #record > tonumber(A[6]) then record = '' end
   local taken, verdict = take(id, record, false)
   if verdict == 'run' then charge(band, tenant, tonumber(taken.prompt)) end
-  local floor = tonumber(redis.call('HGET', K.floors, band) or '0')
-  if score > floor then
-    redis.call('HSET', K.floors, band, score)
-    redis.call('ZREMRANGEBYSCORE', idle_key(band), '-inf', score)
+  if score > floor_of(band) then
+    redis.pcall('HSET', K.floors, band, score)
+    redis.pcall('ZREMRANGEBYSCORE', idle_key(band), '-inf', score)
   end
 end
 
@@ -116,9 +115,7 @@ end
 
 local function retire_tenant(band, tenant, score)
   redis.call('ZREM', tenants_key(band), tenant)
-  if score > tonumber(redis.call('HGET', K.floors, band) or '0') then
-    redis.call('ZADD', idle_key(band), score, tenant)
-  end
+  if score > floor_of(band) then rest(band, tenant, score) end
   local stream = queue_key(band, tenant)
   if redis.pcall('XLEN', stream) == 0 then redis.call('DEL', stream) end
 end

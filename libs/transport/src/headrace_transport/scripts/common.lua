@@ -50,6 +50,13 @@ local function is_number(name, value)
   return string.match(value, '^%d+$') ~= nil and tonumber(value) <= MOST[name]
 end
 
+-- A number that all of a model's requests share; 0 for what somebody damaged.
+local function num(value)
+  local n = tonumber(value or '0')
+  if not n or n ~= n or math.abs(n) == math.huge then return 0 end
+  return n
+end
+
 -- The named fields of a request's state, or nil when it has none.
 local function read(id, ...)
   local names = {...}
@@ -68,7 +75,8 @@ local function lease_of(id)
   if not value then return nil end
   local owner, attempt, gateway, slot, n =
     string.match(value, '^(%S+) (%d+) (%S+) (%d+) (%d+)$')
-  if not owner then return nil end  -- damaged: nobody's
+  -- damaged: nobody's
+  if not owner or not is_number('n', n) or not is_number('attempt', attempt) then return nil end
   return {owner = owner, attempt = tonumber(attempt), gateway = gateway, slot = slot, n = tonumber(n)}
 end
 
@@ -79,7 +87,7 @@ end
 local function drop_lease(id, owner)
   redis.call('HDEL', K.leases, id)
   redis.call('ZREM', K.expiries, id)
-  redis.call('SREM', holding_key(owner), id)
+  redis.pcall('SREM', holding_key(owner), id)  -- of another type: its engine empties it
 end
 
 local function is_of(lease, engine, attempt)
@@ -103,22 +111,40 @@ end
 
 local function depth(now) return redis.call('ZCOUNT', K.queued, '(' .. int(now), '+inf') end
 
+-- A hint for an engine, which finds out by itself too. Its stream is of another type? It empties it.
+local function nudge(engine, control)
+  redis.pcall('XADD', control_key(engine), '*', 'control', control)
+  redis.call('PEXPIRE', control_key(engine), LOG_MS)
+end
+
 local function ring()
   if redis.call('LLEN', K.bell) < BELL_MAX then redis.call('RPUSH', K.bell, '1') end
 end
 
+-- What fairness knows of a band, and of a tenant without work there. Where that is of another type,
+-- a submit empties it: nothing that a claim has taken may get lost for it.
+local function floor_of(band)
+  local value = redis.pcall('HGET', K.floors, band)
+  return num(type(value) == 'string' and value)
+end
+
+local function idle_of(band, tenant)
+  local value = redis.pcall('ZSCORE', idle_key(band), tenant)
+  return num(type(value) == 'string' and value)
+end
+
+local function rest(band, tenant, counter) redis.pcall('ZADD', idle_key(band), counter, tenant) end
+
 -- Adds to a tenant's virtual counter, wherever it stands.
 local function charge(band, tenant, tokens)
-  local weight = tonumber(redis.call('HGET', K.weights, tenant) or '1')
-  if not weight or weight <= 0 then weight = 1 end
+  local weight = num(redis.call('HGET', K.weights, tenant))
+  if weight <= 0 then weight = 1 end
   local amount = tokens / weight
   if redis.call('ZSCORE', tenants_key(band), tenant) then
     redis.call('ZINCRBY', tenants_key(band), amount, tenant)
     return
   end
-  local floor = tonumber(redis.call('HGET', K.floors, band) or '0')
-  local own = tonumber(redis.call('ZSCORE', idle_key(band), tenant) or '0')
-  redis.call('ZADD', idle_key(band), math.max(floor, own) + amount, tenant)
+  rest(band, tenant, math.max(floor_of(band), idle_of(band, tenant)) + amount)
 end
 
 -- A tenant with work: it starts at the greatest of its own counter and the current minimum,
@@ -127,7 +153,7 @@ local function activate(band, tenant)
   local active = tenants_key(band)
   if redis.call('ZSCORE', active, tenant) then return end
   local own = tonumber(redis.call('ZSCORE', idle_key(band), tenant) or '0')
-  local start = math.max(own, tonumber(redis.call('HGET', K.floors, band) or '0'))
+  local start = math.max(own, num(redis.call('HGET', K.floors, band)))
   local least = redis.call('ZRANGE', active, 0, 0, 'WITHSCORES')
   if least[2] then start = math.max(start, tonumber(least[2])) end
   redis.call('ZADD', active, start, tenant)
@@ -197,10 +223,10 @@ local function end_request(id, st, reason, usage)
   redis.call('ZREM', K.queued, id)
   redis.call('ZREM', K.orphans, id)
   redis.call('ZREM', K.suspects, id)
-  redis.call('SREM', requests_key(st.gateway), id)
+  redis.pcall('SREM', requests_key(st.gateway), id)  -- of another type: a submit empties it
   redis.call('HDEL', K.cancels, unpack(mark_fields(id, tonumber(st.n) or 1)))
   redis.call('DEL', body_key(id))
-  if st.key ~= '' then redis.call('ZREM', running_key(st.tenant, st.key), id) end
+  if st.key ~= '' then redis.pcall('ZREM', running_key(st.tenant, st.key), id) end  -- likewise
   redis.call('HSET', state_key(id), 'status', 'finished', 'finish', reason, 'usage', usage)
   redis.call('PEXPIRE', state_key(id), STATE_MS)
   redis.call('PEXPIRE', log_key(id), LOG_MS)

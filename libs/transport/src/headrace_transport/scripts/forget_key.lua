@@ -8,7 +8,8 @@ if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 if ARGV[2] ~= '' then
   local ended = false
   for _, at in ipairs(redis.call('HMGET', KEYS[1], 'revoked_ms', 'expires_ms')) do
-    if at and tonumber(at) < tonumber(ARGV[2]) then ended = true end
+    local ms = tonumber(at or '')  -- what is no number is no end
+    if ms and ms < tonumber(ARGV[2]) then ended = true end
   end
   if not ended then return 0 end
 end

@@ -10,14 +10,21 @@
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local was = redis.call('HMGET', KEYS[1], 'at', 'requests', 'tokens')
-local passed = math.max(0, now - tonumber(was[1] or now))
+
+-- What somebody damaged counts as never written.
+local function num(value)
+  local n = tonumber(value or '')
+  if n and math.abs(n) < 1e15 then return n end
+end
+
+local passed = math.max(0, now - (num(was[1]) or now))
 local must, granted, wait = ARGV[5] == '1', true, 0
 
 local function bucket(limit, level, amount)
   limit, amount = tonumber(limit), tonumber(amount)
   local b = {limit = limit, level = 0, amount = math.min(amount, limit)}
   if limit == 0 then return b end
-  b.level = math.min(limit, tonumber(level or limit) + limit * passed / 60000)
+  b.level = math.min(limit, (num(level) or limit) + limit * passed / 60000)
   if must and b.level < b.amount then
     granted = false
     wait = math.max(wait, math.ceil((b.amount - b.level) * 60000 / limit))

@@ -36,7 +36,11 @@ local stranded = {}
 for _, gateway in ipairs(redis.call('SMEMBERS', K.sources)) do
   local expiry = redis.call('ZSCORE', K.gateways, gateway)
   if not expiry or tonumber(expiry) + grace <= now then
-    local ids = redis.call('SRANDMEMBER', requests_key(gateway), most)
+    local ids = redis.pcall('SRANDMEMBER', requests_key(gateway), most)
+    if ids.err then  -- of another type: nothing can be told by it
+      redis.call('UNLINK', requests_key(gateway))
+      ids = {}
+    end
     if #ids == 0 then redis.call('SREM', K.sources, gateway) end
     for _, id in ipairs(ids) do
       if redis.call('EXISTS', state_key(id)) == 1 then stranded[#stranded + 1] = id

@@ -10,7 +10,8 @@ local id, looks = A[1], tonumber(A[3])
 local st = read(id, 'tenant', 'band', 'entry')
 local lease = lease_of(id)
 local owner = lease and lease.owner or ''
-local waits = owner ~= '' and redis.call('HGET', string.format(A[2], owner), 'waits') or ''
+local waits = owner ~= '' and redis.pcall('HGET', string.format(A[2], owner), 'waits') or ''
+if type(waits) ~= 'string' then waits = '' end
 local left = redis.call('ZSCORE', K.orphans, id) or redis.call('ZSCORE', K.suspects, id)
 
 -- Cancelled entries stay as tombstones until a claim meets them: they are passed over.
@@ -27,4 +28,4 @@ end
 
 local before = -1
 if st and st.status == 'queued' and not left then before = ahead() end
-return {owner, waits or '', left and 1 or 0, before, depth(now_ms())}
+return {owner, waits, left and 1 or 0, before, depth(now_ms())}

@@ -17,15 +17,11 @@ if was then return {'queued', depth(now)} end
 local waiting = depth(now)
 if waiting >= tonumber(A[13]) then return {'full', waiting} end
 local deadline = tonumber(A[10])
+local running = running_key(tenant, key)
 if key ~= '' then
-  local live_ms = tonumber(LIVE_MS)
-  if deadline > 0 then live_ms = math.max(deadline - now, 0) + tonumber(STATE_MS) end
-  local running = running_key(tenant, key)
   redis.call('ZREMRANGEBYSCORE', running, '-inf', int(now))
   local count = redis.call('ZCARD', running)
   if tonumber(A[14]) > 0 and count >= tonumber(A[14]) then return {'busy', count} end
-  redis.call('ZADD', running, int(now + live_ms), id)
-  if redis.call('PTTL', running) < live_ms then redis.call('PEXPIRE', running, int(live_ms)) end
 end
 
 local stream = queue_key(band, tenant)
@@ -39,10 +35,6 @@ if A[3] == '1' then
 else
   entry = redis.call('XADD', stream, '*', 'id', id, 'record', A[2])
 end
-redis.call('HSET', state_key(id), 'status', 'queued', 'model', A[16], 'tenant', tenant,
-  'band', band, 'key', key, 'n', A[7], 'gateway', gateway, 'slot', A[9], 'deadline', A[10],
-  'attempt', A[11], 'crashes', '0', 'prompt', A[12], 'created', int(now), 'entry', entry,
-  'lengths', A[18], 'edge', A[19])
 if A[17] ~= '' then
   redis.call('DEL', log_key(id))
   redis.call('XADD', log_key(id), '*', 'entry', A[17])
@@ -52,5 +44,16 @@ activate(band, tenant)
 redis.call('SADD', requests_key(gateway), id)
 redis.call('SADD', K.sources, gateway)
 redis.call('ZADD', K.gateways, 'GT', int(now + tonumber(A[15])), gateway)
+-- Last: where a key above is of another type, nothing says yet that it is queued.
+if key ~= '' then
+  local live_ms = tonumber(LIVE_MS)
+  if deadline > 0 then live_ms = math.max(deadline - now, 0) + tonumber(STATE_MS) end
+  redis.call('ZADD', running, int(now + live_ms), id)
+  if redis.call('PTTL', running) < live_ms then redis.call('PEXPIRE', running, int(live_ms)) end
+end
+redis.call('HSET', state_key(id), 'status', 'queued', 'model', A[16], 'tenant', tenant,
+  'band', band, 'key', key, 'n', A[7], 'gateway', gateway, 'slot', A[9], 'deadline', A[10],
+  'attempt', A[11], 'crashes', '0', 'prompt', A[12], 'created', int(now), 'entry', entry,
+  'lengths', A[18], 'edge', A[19])
 ring()
 return {'queued', waiting + 1}

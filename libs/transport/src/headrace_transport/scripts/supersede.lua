@@ -15,7 +15,7 @@ end
 
 for _, other in ipairs(redis.call('ZRANGE', A[3], 0, -1)) do
   if is_predecessor(other) then
-    for _, id in ipairs(redis.call('SMEMBERS', holding_key(other))) do
+    for _, id in ipairs(redis.pcall('SMEMBERS', holding_key(other))) do
       local lease = lease_of(id)
       if lease and lease.owner == other then
         redis.call('ZADD', K.expiries, now, id)

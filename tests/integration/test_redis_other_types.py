@@ -1,0 +1,190 @@
+"""Keys of ours that somebody made another type of: emptied and told, and everything goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pytest
+from headrace_contracts import keys
+from headrace_contracts.limits import WIRE_VERSION
+from headrace_contracts.pb.queue_pb2 import ModelCard
+from headrace_gateway.auth.keys import KeyStore
+from headrace_kit.clock import SystemClock
+from headrace_transport.connection import RedisEngineWire, RedisGatewayWire
+from headrace_transport.errors import CommandFailed, TransportUnavailable
+from headrace_transport.interface import FIRST_FRAME, EngineInfo, Rates
+from headrace_transport.scripting import KeyType, model_types
+from headrace_transport.server import Server
+from structlog.testing import capture_logs
+from support.processes import PEPPER
+from support.wires import GATEWAY, LEASE_MS, MODEL, claim, entry, finish, frame, mark, record
+
+T = TypeVar("T")
+ENGINE = "e-1"
+TENANT, KEY = "acme", "key1"
+CARD = ModelCard(version=WIRE_VERSION, model=MODEL)
+JUNK = b"\xff\x00junk"
+TYPES: dict[str, KeyType] = {
+    **model_types(MODEL),
+    keys.MODELS: "zset",
+    keys.SWEEPER: "string",
+    keys.FORGOTTEN_KEYS: "zset",
+    keys.engine(ENGINE): "hash",
+    keys.control(ENGINE): "stream",
+    keys.holding(MODEL, ENGINE): "set",
+    keys.gateway(GATEWAY): "hash",
+    keys.out(GATEWAY): "stream",
+    keys.requests_of(MODEL, GATEWAY): "set",
+    keys.queue(MODEL, 1, TENANT): "stream",
+    keys.running(TENANT, KEY): "zset",
+    keys.rate(TENANT, KEY): "hash",
+    keys.idempotency(TENANT, KEY, "d1"): "string",
+}
+UNSEEN = {
+    keys.dead_letters(MODEL),  # nothing is buried here
+    keys.floors(MODEL),  # seen when a tenant comes that has no work
+    keys.weights(MODEL),  # written anew at each start
+    keys.quarantine(MODEL),
+    *(keys.tenants(MODEL, band) for band in (0, 2, 3)),
+    *(keys.idle_tenants(MODEL, band) for band in range(4)),
+}
+"""What this life may not come across."""
+
+
+async def again(job: Callable[[], Awaitable[T]]) -> T:
+    """A job as its owner does it: once more where the server is said to be away."""
+    for _ in range(4):
+        try:
+            return await job()
+        except TransportUnavailable:
+            continue
+    raise AssertionError("it never came back")
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What gateways and engines do all the time."""
+
+    gateway: RedisGatewayWire
+    engine: RedisEngineWire
+
+    async def beat(self) -> None:
+        gateway, engine = self.gateway, self.engine
+        info = EngineInfo(ENGINE, MODEL, "ready", 0, 0, 1, 1)
+        await again(lambda: gateway.beat_gateway(GATEWAY, ttl_ms=LEASE_MS))
+        await again(lambda: gateway.take_sweep(GATEWAY, ttl_ms=1))
+        await again(lambda: engine.beat_engine(info, ttl_ms=LEASE_MS))
+        if await again(lambda: engine.card(MODEL)) is None:
+            await again(lambda: engine.put_card(CARD))
+        await again(lambda: engine.reap(MODEL))
+        assert list(await again(gateway.cards)) == [CARD]
+        assert list(await again(lambda: gateway.engines(MODEL))) == [info]
+
+    async def submit(self, name: str, slot: int) -> None:
+        made = record(name, slot=slot, tenant=TENANT, key_id=KEY)
+        await again(lambda: self.gateway.submit(made, max_queued=9, max_concurrency=9))
+
+    async def claim(self) -> set[str]:
+        return set(await again(lambda: claim(self.engine, ENGINE)))
+
+    async def ask(self) -> None:
+        gateway, engine = self.gateway, self.engine
+        rates = Rates(requests=60, tokens=None)
+        await again(lambda: gateway.take_rate(TENANT, KEY, rates, requests=1, tokens=0, must=True))
+        await again(lambda: gateway.bind_once(TENANT, KEY, "d1", "cmpl-1 b", ttl_ms=9_000))
+        await again(lambda: gateway.live_requests(TENANT, KEY, limit=9))
+        await again(lambda: gateway.queue_depth(MODEL))
+        await again(lambda: gateway.standing(MODEL, "r0"))
+        await again(lambda: gateway.api_key_is_forgotten("nobody"))
+        await again(gateway.forgotten_api_keys)
+        await again(lambda: gateway.trim_out(GATEWAY, FIRST_FRAME))
+        await again(lambda: gateway.read_out(GATEWAY, FIRST_FRAME, block_ms=1))
+        await again(lambda: engine.wait_bell(MODEL, timeout_ms=1))
+        await again(lambda: engine.read_control(ENGINE, "0-0", block_ms=1))
+        await again(lambda: engine.frames_of(GATEWAY, FIRST_FRAME, None))
+
+    async def run(self, name: str, slot: int) -> None:
+        gateway, engine = self.gateway, self.engine
+        await again(lambda: engine.publish({GATEWAY: frame([7], slot=slot)}))
+        await again(lambda: engine.append_log(ENGINE, name, 1, entry([7])))
+        await again(lambda: gateway.attach(name, GATEWAY, slot, 0))
+        await again(lambda: engine.renew(MODEL, ENGINE, {name: 1}, lease_ms=LEASE_MS))
+        await again(lambda: gateway.cancel(MODEL, name, mark()))
+        await again(lambda: engine.cancels(MODEL, [name]))
+        await again(lambda: engine.supersede(MODEL, "other-00000001"))
+
+
+@pytest.mark.parametrize("name", TYPES)
+async def test_a_key_of_another_type_is_emptied_and_told_and_all_goes_on(
+    name: str, link: Server, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    life = Life(gateway, engine)
+    await life.beat()
+    await life.submit("r0", 10)
+    await life.submit("r1", 11)
+    assert await life.claim() == {"r0", "r1"}
+    await life.submit("r2", 12)
+    await life.ask()
+
+    other = ("HSET", name, "x", JUNK) if TYPES[name] != "hash" else ("SET", name, JUNK)
+    await link.pipeline([("DEL", name), other])
+    with capture_logs() as said:
+        await life.run("r0", 10)  # before anything else has looked
+        await again(lambda: finish(engine, "r0", name=ENGINE))
+        await life.ask()
+        await life.beat()
+        await life.submit("r3", 13)
+        await again(lambda: engine.release(MODEL, ENGINE, {"r1": 1}))
+        await again(lambda: gateway.cancel(MODEL, "r2", mark()))
+        assert "r3" in await life.claim()
+        assert await again(lambda: finish(engine, "r3", name=ENGINE))
+        await life.beat()
+    told = {each["key"] for each in said if each["event"] == "wire.replaced"}
+    assert told == {name} or (name in UNSEEN and not told)
+    assert gateway.damaged.counts["replaced"] + engine.damaged.counts["replaced"] == len(told)
+    kind = await link.command("TYPE", name)
+    assert name in UNSEEN or kind in (b"none", TYPES[name].encode())
+
+
+@pytest.mark.parametrize("end", [JUNK, b"nan"])
+async def test_a_key_whose_end_is_damaged_can_be_revoked_and_forgotten(
+    end: bytes, link: Server, gateway: RedisGatewayWire
+) -> None:
+    store = KeyStore(gateway, PEPPER.encode(), SystemClock())
+    _, key = await store.create(name="damaged")
+    await link.command("HSET", keys.api_key(key.public_id), "revoked_ms", end)
+    assert not await gateway.forget_api_key(key.public_id, over_ms=5)
+    assert await store.revoke(key.public_id, at_ms=7)
+    assert [each.revoked_ms for each in await store.list()] == [7]
+    assert await gateway.forget_api_key(key.public_id, over_ms=8)
+
+
+async def test_a_key_that_cannot_be_listed_is_not_made(
+    link: Server, gateway: RedisGatewayWire
+) -> None:
+    await link.command("SET", keys.API_KEYS, JUNK)
+    store = KeyStore(gateway, PEPPER.encode(), SystemClock())
+    with pytest.raises(CommandFailed):
+        await store.create(name="unseen")
+    assert await link.command("KEYS", keys.api_key("*")) == []
+
+
+@pytest.mark.parametrize("junk", [JUNK, b"nan", b"inf", b"-1e300"])
+async def test_numbers_that_many_share_stop_nobody_where_they_are_damaged(
+    junk: bytes, link: Server, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    life = Life(gateway, engine)
+    await life.beat()
+    for field in ("at", "requests", "tokens"):
+        await link.command("HSET", keys.rate(TENANT, KEY), field, junk)
+    await link.command("HSET", keys.floors(MODEL), "1", junk)
+    await link.command("HSET", keys.weights(MODEL), TENANT, junk)
+    await link.command("HSET", keys.leases(MODEL), "r0", b"e-1 1 gw-1.a 10 99999999999")
+    await life.ask()
+    await life.submit("r0", 10)
+    assert await life.claim() == {"r0"}
+    assert await finish(engine, "r0", name=ENGINE, generated=5)
+    assert await life.claim() == set()
+    await life.beat()
