@@ -183,22 +183,11 @@ def _restore_blocks(scheduler: Scheduler, state: State, key_content: KeyContent)
             _attach(pool, block, -1 - i, (address,))
         block.valid, block.publisher, block.written = valid, publisher, written
         block.origins = frozenset(made_of)
-    holders: dict[int, SequenceBlocks] = {}
-    for row in state["holders"]:
-        number, root, chain, chained, held, eligible, sibling, checkpointed, made_of = row
-        holder = pool.enter(number, at(root))
-        if sibling is not None:
-            place, common = sibling
-            holder.sibling = Sibling(at(place), common)
-        holder.checkpointed, holder.origins = checkpointed, dict(made_of)
-        holder.chain = None if chain is None else at(chain)
-        holder.chained, holder.eligible = chained, eligible
-        holder.blocks = [blocks[i] for i in held]
-        holders[number] = residents.holders[number] = holder
+    holders = {row[0]: _restore_holder(pool, row, blocks, at) for row in state["holders"]}
+    residents.holders.update(holders)
     for block, fields in zip(blocks, state["blocks"], strict=True):
         for number in fields[6]:
             block.holders[holders[number]] = None
-            block.refs += 1
     states = [
         _restore_state(pool, i, row, blocks, holders) for i, row in enumerate(state["states"])
     ]
@@ -209,6 +198,24 @@ def _restore_blocks(scheduler: Scheduler, state: State, key_content: KeyContent)
         if slot.listed:  # a checkpoint, when it was attached
             pool.slots.sorted.remove(slot)
         pool.slots.sorted.add(slot)
+
+
+def _restore_holder(
+    pool: LogicalBlockPool,
+    row: list[Any],
+    blocks: list[LogicalBlock],
+    at: Callable[[int], LogicalBlock],
+) -> SequenceBlocks:
+    number, root, chain, chained, held, eligible, sibling, checkpointed, made_of = row
+    holder = pool.enter(number, at(root))
+    if sibling is not None:
+        place, common = sibling
+        holder.sibling = Sibling(at(place), common)
+    holder.checkpointed, holder.origins = checkpointed, dict(made_of)
+    holder.chain = None if chain is None else at(chain)
+    holder.chained, holder.eligible = chained, eligible
+    holder.blocks = [blocks[i] for i in held]
+    return holder
 
 
 def _restore_state(
