@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -146,6 +147,18 @@ async def test_a_key_of_another_type_is_emptied_and_told_and_all_goes_on(
     assert gateway.damaged.counts["replaced"] + engine.damaged.counts["replaced"] == len(told)
     kind = await link.command("TYPE", name)
     assert name in UNSEEN or kind in (b"none", TYPES[name].encode())
+
+
+async def test_of_many_who_meet_such_a_key_one_empties_it_and_all_come_back(
+    link: Server, gateway: RedisGatewayWire
+) -> None:
+    await link.command("SET", keys.queued(MODEL), JUNK)
+    with capture_logs() as said:
+        depths = await asyncio.gather(
+            *(again(lambda: gateway.queue_depth(MODEL)) for _ in range(8)),
+        )
+    assert depths == [0] * 8
+    assert sum(each["event"] == "wire.replaced" for each in said) == 1
 
 
 @pytest.mark.parametrize("end", [JUNK, b"nan"])

@@ -150,13 +150,11 @@ class Server:
             await self._empty(types, error)
 
     async def _empty(self, types: Mapping[str, KeyType], error: WrongType) -> NoReturn:
-        """Raises ``error`` where all of the keys are well."""
+        """Nothing may be left to empty: of many who meet the same key one is first."""
         emptied = as_list(await self.run("empty", list(types), list(types.values())))
-        if not emptied:
-            raise error
         for key, kind in zip(emptied[::2], emptied[1::2], strict=True):
             self.damaged.replaced(as_text(key), as_text(kind))
-        raise TransportUnavailable(f"{as_text(emptied[0])} was of another type") from error
+        raise TransportUnavailable(f"a key was of another type: {error}") from error
 
     async def blocking(self, reader: str, *arguments: Argument, block_ms: int) -> Reply:
         """A command that may block, on a connection that belongs to ``reader`` alone."""
