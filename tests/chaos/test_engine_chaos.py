@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Generator
-from pathlib import Path
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 from headrace_contracts.codes import Code, FinishReason
@@ -16,8 +16,8 @@ from headrace_transport.replies import as_int, as_list
 from headrace_transport.server import Server
 from support.faulty_engine import BREAK, POISON
 from support.held import make_record
-from support.process import Process, engine_process
-from support.redis import RedisServer, redis_server
+from support.process import Process
+from support.redis import RedisServer
 from support.wire_client import WireClient, wire_client
 
 pytestmark = pytest.mark.slow
@@ -26,45 +26,26 @@ PROMPT = (10, 20, 30, 40, 50)
 Start = Callable[..., Process]
 
 
-@pytest.fixture
-def server() -> Generator[RedisServer]:
-    """A real server."""
-    with redis_server() as found:
-        yield found
-
-
-@pytest.fixture
-def start(server: RedisServer, tmp_path: Path) -> Generator[Start]:
-    """Starts engines whose tokens tell the attempt that decided them; ends them afterwards."""
-    started: list[Process] = []
-
-    def one(*arguments: str, module: str = "headrace_engine") -> Process:
-        process = engine_process(
-            tmp_path / f"engine-{len(started)}",
-            server.url,
-            *("--echo-mode", "attempt", "--echo-step-ms", "4", "--lease-ms", "1500"),
-            *arguments,
-            module=module,
-        )
-        started.append(process)
-        return process
-
-    yield one
-    for process in started:
-        process.stop()
-
-
 def echoed(attempt: int, first: int, end: int) -> list[int]:
     """What the echo executor decides in an attempt."""
     return [PROMPT[index % len(PROMPT)] + attempt for index in range(first, end)]
 
 
-def switched_at(tokens: list[int], attempts: tuple[int, int] = (1, 2)) -> int:
+def switched_at(tokens: list[int]) -> int:
     """Where the second attempt began; everything before is the first's, everything after its own."""
-    first = echoed(attempts[0], 0, len(tokens))
+    first = echoed(1, 0, len(tokens))
     switch = next(i for i, (have, old) in enumerate(zip(tokens, first, strict=True)) if have != old)
-    assert tokens[switch:] == echoed(attempts[1], switch, len(tokens))
+    assert tokens[switch:] == echoed(2, switch, len(tokens))
     return switch
+
+
+@asynccontextmanager
+async def streaming(server: RedisServer, *, tokens: int, heard: int) -> AsyncGenerator[WireClient]:
+    """A client of a request that runs, in slot 1, of which so many tokens have come."""
+    async with wire_client(server.url) as client:
+        await client.submit(make_record(prompt=PROMPT, max_new_tokens=tokens, slot=1))
+        await client.until_tokens(1, heard)
+        yield client
 
 
 async def logged(client: WireClient, request: str) -> list[int]:
@@ -79,9 +60,7 @@ async def test_a_killed_engine_is_continued_at_the_next_token(
 ) -> None:
     first = start()
     assert first.ready
-    async with wire_client(server.url) as client:
-        await client.submit(make_record(prompt=PROMPT, max_new_tokens=400, slot=1))
-        await client.until_tokens(1, 60)
+    async with streaming(server, tokens=400, heard=60) as client:
         first.kill()
         delivered = len(client.out.tokens[1])
         second = start()
@@ -103,9 +82,7 @@ async def test_a_restarted_engine_of_a_sole_name_waits_for_no_lease(
     alone = ("--lease-ms", "600000", "--stall-s", "600", "--name", "engine", "--sole-name", "true")
     first = start(*alone)
     assert first.ready
-    async with wire_client(server.url) as client:
-        await client.submit(make_record(prompt=PROMPT, max_new_tokens=400, slot=1))
-        await client.until_tokens(1, 60)
+    async with streaming(server, tokens=400, heard=60) as client:
         first.kill()
         delivered = len(client.out.tokens[1])
         start(*alone)
@@ -122,9 +99,7 @@ async def test_an_engine_that_wakes_after_its_lease_changes_nothing(
 ) -> None:
     first = start()
     assert first.ready
-    async with wire_client(server.url) as client:
-        await client.submit(make_record(prompt=PROMPT, max_new_tokens=900, slot=1))
-        await client.until_tokens(1, 60)
+    async with streaming(server, tokens=900, heard=60) as client:
         first.signal(signal.SIGSTOP)
         second = start()
         stopped_at = len(client.out.tokens[1])
@@ -149,9 +124,7 @@ async def test_a_server_that_is_killed_and_comes_back_only_pauses_the_streams(
 ) -> None:
     engine = start("--lease-ms", "5000")
     assert engine.ready
-    async with wire_client(server.url) as client:
-        await client.submit(make_record(prompt=PROMPT, max_new_tokens=500, slot=1))
-        await client.until_tokens(1, 50)
+    async with streaming(server, tokens=500, heard=50) as client:
         server.restart(empty=False)
         out = await client.until_finished(1)
         await client.settled("r1")
@@ -165,9 +138,7 @@ async def test_a_server_that_does_not_answer_for_a_while_costs_no_token(
 ) -> None:
     engine = start("--lease-ms", "20000")
     assert engine.ready
-    async with wire_client(server.url) as client:
-        await client.submit(make_record(prompt=PROMPT, max_new_tokens=1500, slot=1))
-        await client.until_tokens(1, 50)
+    async with streaming(server, tokens=1500, heard=50) as client:
         server.pause()
         await asyncio.sleep(3)
         assert engine.get("/health/live")[0] == 200
@@ -182,9 +153,7 @@ async def test_a_server_that_turns_read_only_for_a_while_costs_no_token_and_no_f
 ) -> None:
     engine = start("--lease-ms", "20000")
     assert engine.ready
-    async with wire_client(server.url) as client:
-        await client.submit(make_record(prompt=PROMPT, max_new_tokens=1200, slot=1))
-        await client.until_tokens(1, 50)
+    async with streaming(server, tokens=1200, heard=50) as client:
         before = len(engine.log().splitlines())
         await asyncio.to_thread(server.command, "REPLICAOF", "127.0.0.1", "1")
         await asyncio.sleep(3)

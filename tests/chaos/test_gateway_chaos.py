@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,55 +17,17 @@ import httpx
 import pytest
 from headrace_contracts.pb.inference_pb2 import GenerateRequest, TokenPrompt
 from headrace_contracts.pb.inference_pb2_grpc import InferenceStub
-from headrace_gateway.auth.keys import KeyStore
-from headrace_kit.clock import SystemClock
-from headrace_transport.connection import connect_gateway
-from support.process import Process, engine_process
-from support.processes import PEPPER, GatewayProgram, gateway_program
-from support.redis import RedisServer, redis_server
+from support.process import Process
+from support.processes import GatewayProgram, gateway_program, make_key
+from support.redis import RedisServer
 
 pytestmark = pytest.mark.slow
 
 PROMPT = (1010, 2020, 3030, 4040, 5050)
 SETTINGS: dict[str, object] = {"silence_check_s": 0.5, "lost_engine_s": 60}
+TEXT = "--echo-tokenizer"
+"""Gateways serve models that have text alone."""
 Start = Callable[..., Process]
-
-
-@pytest.fixture
-def server() -> Generator[RedisServer]:
-    with redis_server() as found:
-        yield found
-
-
-@pytest.fixture
-def start(server: RedisServer, tmp_path: Path) -> Generator[Start]:
-    """Starts engines; ends them afterwards."""
-    started: list[Process] = []
-
-    def one(*arguments: str) -> Process:
-        process = engine_process(
-            tmp_path / f"engine-{len(started)}",
-            server.url,
-            *("--echo-mode", "attempt", "--echo-step-ms", "4", "--lease-ms", "1500"),
-            "--echo-tokenizer",
-            *arguments,
-        )
-        started.append(process)
-        return process
-
-    yield one
-    for process in started:
-        process.stop()
-
-
-async def make_key(url: str) -> str:
-    """A key for the default tenant."""
-    wire = await connect_gateway(url)
-    try:
-        token, _ = await KeyStore(wire, PEPPER.encode(), SystemClock()).create(name="test")
-        return token
-    finally:
-        await wire.close()
 
 
 @asynccontextmanager
@@ -114,7 +76,7 @@ async def take(events: AsyncGenerator[list[int]], count: int | None = None) -> l
 async def test_a_killed_engine_pauses_a_stream_and_no_token_is_decided_twice(
     server: RedisServer, start: Start, tmp_path: Path
 ) -> None:
-    first = start()
+    first = start(TEXT)
     async with gateway_program(server.url, tmp_path / "g", SETTINGS) as gateway:
         await gateway.ready()
         assert first.ready
@@ -122,7 +84,7 @@ async def test_a_killed_engine_pauses_a_stream_and_no_token_is_decided_twice(
         async with generating(gateway, key, 400) as events:
             taken = await take(events, 60)
             first.kill()
-            start()
+            start(TEXT)
             taken += await take(events)
     assert len(taken) == 400
     found = attempts_of(taken)
@@ -134,7 +96,7 @@ async def test_a_killed_engine_pauses_a_stream_and_no_token_is_decided_twice(
 async def test_a_server_that_loses_everything_pauses_a_stream_and_no_token_is_decided_twice(
     server: RedisServer, start: Start, tmp_path: Path
 ) -> None:
-    engine = start()
+    engine = start(TEXT)
     async with gateway_program(server.url, tmp_path / "g", SETTINGS) as gateway:
         await gateway.ready()
         assert engine.ready
@@ -155,7 +117,7 @@ async def test_a_stream_survives_its_gateway_when_the_client_takes_it_up_at_anot
     server: RedisServer, start: Start, tmp_path: Path
 ) -> None:
     keep = SETTINGS | {"resume_grace_s": 60, "lease_s": 2}
-    engine = start("--resume-grace-s", "60")
+    engine = start(TEXT, "--resume-grace-s", "60")
     async with (
         gateway_program(server.url, tmp_path / "a", keep) as first,
         gateway_program(server.url, tmp_path / "b", keep) as second,

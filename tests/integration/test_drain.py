@@ -10,12 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from headrace_gateway.auth.keys import KeyStore
-from headrace_kit.clock import SystemClock
-from headrace_transport.connection import connect_gateway
 from support.following import Followed, follow, in_turn
 from support.process import Process, engine_process
-from support.processes import PEPPER, gateway_program
+from support.processes import gateway_program, make_key
 from support.redis import RedisServer, redis_server
 
 STREAMS = 50
@@ -31,15 +28,6 @@ pytestmark = pytest.mark.slow
 def server() -> Generator[RedisServer]:
     with redis_server() as found:
         yield found
-
-
-async def make_key(url: str) -> str:
-    wire = await connect_gateway(url)
-    try:
-        token, _ = await KeyStore(wire, PEPPER.encode(), SystemClock()).create(name="test")
-        return token
-    finally:
-        await wire.close()
 
 
 def running(engine: Process) -> float:

@@ -16,10 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.pb.inference_pb2 import GenerateRequest
 from headrace_contracts.pb.inference_pb2_grpc import InferenceStub
-from headrace_gateway.auth.keys import KeyStore
-from headrace_kit.clock import SystemClock
-from headrace_transport.connection import connect_engine, connect_gateway
-from support.processes import PEPPER, GatewayProgram, gateway_program
+from headrace_transport.connection import connect_engine
+from support.processes import GatewayProgram, gateway_program, make_key
 from support.redis import RedisServer, redis_server
 from support.waiting import eventually
 from support.wire import MODEL, ScriptedEngine
@@ -39,16 +37,6 @@ async def engine_at(url: str, name: str = "engine-a") -> AsyncGenerator[Scripted
     await engine.appear()
     try:
         yield engine
-    finally:
-        await wire.close()
-
-
-async def make_key(url: str) -> str:
-    """A key for the default tenant."""
-    wire = await connect_gateway(url)
-    try:
-        token, _ = await KeyStore(wire, PEPPER.encode(), SystemClock()).create(name="test")
-        return token
     finally:
         await wire.close()
 

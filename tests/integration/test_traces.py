@@ -10,12 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 from headrace_engine.intake.spans import attempt_span_id
-from headrace_gateway.auth.keys import KeyStore
-from headrace_kit.clock import SystemClock
-from headrace_transport.connection import connect_gateway
 from support.otlp import OtlpReceiver, attributes, otlp_receiver
 from support.process import Process, engine_process
-from support.processes import PEPPER, GatewayProgram, gateway_program
+from support.processes import GatewayProgram, gateway_program, make_key
 from support.redis import RedisServer, redis_server
 from support.waiting import eventually
 
@@ -52,10 +49,7 @@ async def client_of(
 ) -> AsyncGenerator[httpx.AsyncClient]:
     """A client with a key, once the gateway and a model are there."""
     await program.ready()
-    wire = await connect_gateway(server.url)
-    key, _ = await KeyStore(wire, PEPPER.encode(), SystemClock()).create(name="test")
-    await wire.close()
-    headers = {"Authorization": f"Bearer {key}"}
+    headers = {"Authorization": f"Bearer {await make_key(server.url)}"}
     async with httpx.AsyncClient(base_url=program.url, headers=headers, timeout=60) as client:
 
         async def serves() -> bool:

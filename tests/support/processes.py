@@ -12,6 +12,10 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from headrace_gateway.auth.keys import KeyStore
+from headrace_kit.clock import SystemClock
+from headrace_transport.connection import connect_gateway
+
 PEPPER = "a pepper for tests only"
 START_S = 90.0
 """How long a process may take to be ready on a machine that is busy with other tests."""
@@ -55,6 +59,16 @@ class GatewayProgram:
         """Its exit code."""
         async with asyncio.timeout(START_S):
             return await self.process.wait()
+
+
+async def make_key(url: str) -> str:
+    """A key for the default tenant, as these gateways know keys."""
+    wire = await connect_gateway(url)
+    try:
+        token, _ = await KeyStore(wire, PEPPER.encode(), SystemClock()).create(name="test")
+        return token
+    finally:
+        await wire.close()
 
 
 def _text_of(path: Path) -> str:
