@@ -11,11 +11,12 @@ from headrace_contracts.codes import FinishReason
 from headrace_contracts.pb.queue_pb2 import CancelMark, Frame
 from headrace_transport.connection import RedisEngineWire, connect_engine, connect_gateway
 from headrace_transport.errors import CommandFailed
-from headrace_transport.interface import FIRST_FRAME
+from headrace_transport.interface import FIRST_FRAME, Claimed
 from headrace_transport.options import WireOptions
 from headrace_transport.replies import as_list
 from headrace_transport.server import Server
 from support.redis import RedisServer
+from support.waiting import eventually
 from support.wires import GATEWAY, LEASE_MS, MODEL, claim, entry, finish, frame, record
 
 JUNK = b"\xff\x00junk"
@@ -147,6 +148,37 @@ async def test_the_request_that_is_whole_is_served(server: RedisServer, begun: b
         assert going_on == (ENDLESS | {"state status"} if begun else ENDLESS)
         queued = set(as_list(await link.command("ZRANGE", keys.queued(MODEL), 0, -1)))
         assert not queued & {name.encode() for name in bad}, "nothing will take them from there"
+    finally:
+        for wire in (link, gateway, engine):
+            await wire.close()
+
+
+@pytest.mark.parametrize("owner", ["e-1", JUNK])
+async def test_an_engine_whose_lease_was_damaged_takes_a_suspect_and_all_that_comes_after_it(
+    server: RedisServer, owner: str | bytes
+) -> None:
+    link = Server(server.url, password=None, options=WireOptions())
+    gateway, engine = await connect_gateway(server.url), await connect_engine(server.url)
+    try:
+        await gateway.beat_gateway(GATEWAY, ttl_ms=LEASE_MS)
+        await gateway.submit(record("bad", slot=1), max_queued=9)
+        await claim(engine, "e-1", lease_ms=1)
+        await link.command("HSET", keys.leases(MODEL), "bad", JUNK)
+        await link.command("HSET", keys.state("bad"), "owner", owner)
+        held = await link.command("SMEMBERS", keys.holding(MODEL, "e-1"))
+        assert held == [b"bad"]
+        await eventually(lambda: claim(engine, "e-2", lease_ms=1))  # and dies of it
+        suspect: dict[str, Claimed] = {}
+
+        async def taken() -> bool:
+            suspect.update(await claim(engine, "e-1"))
+            return bool(suspect)
+
+        await eventually(taken)
+        assert suspect["bad"].alone
+        assert await finish(engine, "bad", attempt=suspect["bad"].attempt)
+        await gateway.submit(record("good", slot=2), max_queued=9)
+        assert set(await claim(engine, "e-1")) == {"good"}
     finally:
         for wire in (link, gateway, engine):
             await wire.close()

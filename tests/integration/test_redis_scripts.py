@@ -259,13 +259,14 @@ async def test_claim_of_what_was_lost_counts_a_crash_and_keeps_one_pending_entry
 async def test_claim_after_a_lost_group_leaves_waiting_suspects_alone(
     redis: Redis, gateway: RedisGatewayWire, engine: RedisEngineWire
 ) -> None:
+    await gateway.submit(record("held"), max_queued=9)
+    assert set(await claim(engine, "busy")) == {"held"}
     await gateway.submit(record("suspect"), max_queued=9)
     for attempt in (1, 2):
         await claim(engine, f"dead-{attempt}", lease_ms=1)
         await redis("DEBUG", "SLEEP", 0.005)
     await gateway.submit(record("a", band=2), max_queued=9)
     await redis("SET", keys.quarantine(MODEL), "another-engine")
-    await redis("SADD", keys.holding(MODEL, "busy"), "x", "y")
     assert set(await claim(engine, "busy")) == {"a"}
     await redis("XGROUP", "DESTROY", STREAM, ENGINE_GROUP)
     await gateway.submit(record("b"), max_queued=9)

@@ -40,13 +40,25 @@ local function take(id, record, alone)
   return st, verdict
 end
 
+-- How many requests this engine has. One whose lease is damaged may be left there, which would keep
+-- the engine from ever being empty.
+local function count_held()
+  local held = 0
+  for _, id in ipairs(redis.call('SMEMBERS', holding_key(engine))) do
+    local lease = lease_of(id)
+    if lease and lease.owner == engine then held = held + 1
+    else redis.call('SREM', holding_key(engine), id) end
+  end
+  return held
+end
+
 -- True: this engine takes nothing else now, since a suspect runs, or will run, alone on it.
 local function secluded()
   local holding = redis.call('SCARD', holding_key(engine))
   if holding == 1 then
     local id = redis.call('SRANDMEMBER', holding_key(engine))
     local st = read(id, 'alone')
-    if st and st.alone == '1' then return true end
+    if st and st.alone == '1' and count_held() == 1 then return true end
   end
   local suspect = redis.call('ZRANGE', K.suspects, 0, 0)[1]
   if not suspect then return false end
@@ -54,6 +66,7 @@ local function secluded()
     redis.call('ZREM', K.suspects, suspect)
     return false
   end
+  if holding > 0 then holding = count_held() end
   if holding == 0 then
     redis.call('ZREM', K.suspects, suspect)
     if redis.call('GET', K.quarantine) == engine then redis.call('DEL', K.quarantine) end

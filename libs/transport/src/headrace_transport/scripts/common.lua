@@ -194,9 +194,8 @@ end
 -- Leases that expired: each is one crash more, and its request waits for a successor.
 local function sweep(now, most, suspect_at, dead_at)
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', K.expiries, '-inf', int(now), 'LIMIT', 0, most)) do
-    local lease = lease_of(id)
-    drop_lease(id, lease and lease.owner or '')
-    local st = read(id, 'deadline', 'crashes')
+    local lease, st = lease_of(id), read(id, 'deadline', 'crashes', 'owner')
+    drop_lease(id, lease and lease.owner or st and st.owner or '')
     if st and st.status == 'running' then
       st.crashes = tonumber(st.crashes) + 1
       redis.call('HSET', state_key(id), 'crashes', int(st.crashes))
