@@ -9,7 +9,6 @@ import pytest
 from support.process import Process, engine_process
 from support.redis import RedisServer, redis_server
 
-
 Start = Callable[..., Process]
 
 

@@ -48,6 +48,20 @@ def wait_closed(url: str) -> None:
     wait_until(closed, f"{url} is still open")
 
 
+def refused(*arguments: str, state: Path) -> subprocess.CompletedProcess[str]:
+    """``headrace serve`` that says no, with what it says."""
+    found = subprocess.run(
+        headrace("serve", "--grpc-port=0", f"--state-dir={state}", *arguments),
+        capture_output=True,
+        text=True,
+        env=clean_environ(),
+        timeout=60,
+        check=False,
+    )
+    assert found.returncode == 1
+    return found
+
+
 def ask(stack: ServedStack, url: str | None = None) -> httpx.Response:
     with stack.client() as client:
         return client.post(
@@ -80,30 +94,14 @@ def test_state_is_for_its_owner_alone(stack: ServedStack) -> None:
 
 
 def test_a_second_stack_with_the_same_state_is_refused(stack: ServedStack) -> None:
-    second = subprocess.run(
-        headrace("serve", "--http-port=0", "--grpc-port=0", f"--state-dir={stack.state_dir}"),
-        capture_output=True,
-        text=True,
-        env=clean_environ(),
-        timeout=60,
-        check=False,
-    )
-    assert second.returncode == 1
+    second = refused("--http-port=0", state=stack.state_dir)
     assert f"already runs with the state directory {stack.state_dir}" in second.stderr
     assert stack.url in second.stderr
 
 
 def test_a_port_in_use_is_told_before_anything_starts(stack: ServedStack, tmp_path: Path) -> None:
     port = httpx.URL(stack.url).port
-    second = subprocess.run(
-        headrace("serve", f"--http-port={port}", f"--state-dir={tmp_path / 's'}"),
-        capture_output=True,
-        text=True,
-        env=clean_environ(),
-        timeout=60,
-        check=False,
-    )
-    assert second.returncode == 1
+    second = refused(f"--http-port={port}", state=tmp_path / "s")
     assert f"Port {port} cannot be used: another program listens on it" in second.stderr
     assert "--http-port" in second.stderr
     assert not list((tmp_path / "s" / "run").iterdir())
@@ -164,15 +162,7 @@ def test_a_key_of_ones_own_becomes_the_stacks_key(tmp_path: Path) -> None:
 
 
 def test_a_key_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
-    process = subprocess.run(
-        headrace("serve", "--api-key=short", "--http-port=0", "--grpc-port=0"),
-        capture_output=True,
-        text=True,
-        env=clean_environ() | {"HEADRACE_STATE_DIR": str(tmp_path / "s")},
-        timeout=60,
-        check=False,
-    )
-    assert process.returncode == 1
+    process = refused("--api-key=short", "--http-port=0", state=tmp_path / "s")
     assert "--api-key: this API key cannot be used: it has 5 characters" in process.stderr
 
 
@@ -214,15 +204,7 @@ def refusing_stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served
 
 
 def test_a_model_that_is_not_there_is_refused_with_its_name(tmp_path: Path) -> None:
-    process = subprocess.run(
-        headrace("serve", str(tmp_path / "no-model"), "--http-port=0", "--grpc-port=0"),
-        capture_output=True,
-        text=True,
-        env=clean_environ() | {"HEADRACE_STATE_DIR": str(tmp_path / "s")},
-        timeout=60,
-        check=False,
-    )
-    assert process.returncode == 1
+    process = refused(str(tmp_path / "no-model"), "--http-port=0", state=tmp_path / "s")
     assert "engine ended with code 2" in process.stderr
     assert "no-model" in process.stderr
     assert "ready http" not in process.stdout
