@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 from uuid import uuid4
@@ -46,6 +47,15 @@ class Context:
     generates: bool = False
     """Whether a call was admitted: its span then has the call's name."""
     span: Span = NO_SPAN
+    end_span: Callable[[], None] | None = None
+    """Tells the span what is known here, and ends it; None where there is none, or no more."""
+    recorded: bool = False
+
+    def over(self) -> None:
+        """All that the span is to tell is known."""
+        end, self.end_span = self.end_span, None
+        if end is not None:
+            end()
 
 
 def context_of(scope: Scope) -> Context:
@@ -56,7 +66,9 @@ def context_of(scope: Scope) -> Context:
 
 
 class ContextLayer:
-    """Pure ASGI, so that streams pass unbuffered."""
+    """Pure ASGI, so that streams pass unbuffered. A request is counted, logged and traced before
+    the end of its answer goes out: who has it whole finds it there.
+    """
 
     def __init__(
         self, app: ASGIApp, *, clock: Clock, metrics: GatewayMetrics, readiness: Reports
@@ -76,6 +88,8 @@ class ContextLayer:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._add_headers(context, message)
+            elif message["type"] == "http.response.body" and not message.get("more_body"):
+                self._record(scope, context)
             await send(message)
 
         try:
@@ -103,6 +117,11 @@ class ContextLayer:
             headers["connection"] = "close"
 
     def _record(self, scope: Scope, context: Context) -> None:
+        """Once."""
+        if context.recorded:
+            return
+        context.recorded = True
+        context.over()
         status = LEFT if context.left or context.status is None else context.status
         seconds = self._clock.monotonic() - context.started_s
         route, method = route_of(scope), method_of(scope)

@@ -65,13 +65,14 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._write(send, body_writer_of(scope)))
+            await while_connected(receive, self._write(send, scope))
         except ClientLeft:
             context_of(scope).left = True
         finally:
             await self._running.aclose()
 
-    async def _write(self, send: Send, writer: BodyWriter | None) -> None:
+    async def _write(self, send: Send, scope: Scope) -> None:
+        """The last words travel with the end of the body: who has read them has the whole answer."""
         await send(
             {
                 "type": "http.response.start",
@@ -79,23 +80,26 @@ class EventStream(Response):
                 "headers": self.raw_headers,
             }
         )
+        writer = body_writer_of(scope)
         if writer is not None:
             self._running.follow(lambda delta: self._push(writer, delta))
         try:
-            await self._write_events(send)
+            last = await self._write_events(send)
         except HandedOver as error:
             place = place_of(self._running.id, self._running.cursor)
-            await _send(send, data_event(error_body(http_error(error), resume=place)))
+            last = data_event(error_body(http_error(error), resume=place))
         except (GatewayError, HttpError) as error:
-            await _send(send, data_event(error_body(http_error(error))))
+            last = data_event(error_body(http_error(error)))
         # The request boundary once more: here the status is out, so the stream has to say it.
-        except Exception:
-            await _send(send, data_event(error_body(internal_error())))
-            await _send(send, b"", more=False)
+        except Exception as error:
+            context_of(scope).span.fail(type(error).__name__)
+            await _send(send, data_event(error_body(internal_error())), more=False)
             raise
-        await _send(send, b"", more=False)
+        await _send(send, last, more=False)
 
-    async def _write_events(self, send: Send) -> None:
+    async def _write_events(self, send: Send) -> bytes:
+        """All but the last words, which it returns."""
+        last = b""
         async for event in self._running:
             match event:
                 case Delta():
@@ -105,7 +109,8 @@ class EventStream(Response):
                     await _send(send, PING)
                 case Done():
                     usage = self._chunks.usage(event.usage)
-                    await _send(send, (data_event(usage) if usage else b"") + LAST)
+                    last = (data_event(usage) if usage else b"") + LAST
+        return last
 
     def _push(self, writer: BodyWriter, delta: Delta) -> bool:
         if not writer.ready:

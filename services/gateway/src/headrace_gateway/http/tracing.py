@@ -31,6 +31,7 @@ class TraceLayer:
             await self._app(scope, receive, send)
             return
         context.span = self._tracing.begin(method_of(scope), kind="server", parent=parent)
+        context.end_span = lambda: _end(scope, context)
         try:
             await self._app(scope, receive, send)
         except ClientLeft:
@@ -40,8 +41,12 @@ class TraceLayer:
             context.span.fail(type(error).__name__)
             raise
         finally:
-            _tell(scope, context)
-            context.span.end()
+            context.over()
+
+
+def _end(scope: Scope, context: Context) -> None:
+    _tell(scope, context)
+    context.span.end()
 
 
 def _tell(scope: Scope, context: Context) -> None:
