@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,13 +14,15 @@ from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import ModelCard
 from headrace_gateway.auth.keys import KeyStore
 from headrace_kit.clock import SystemClock
+from headrace_transport import server as server_module
 from headrace_transport.connection import RedisEngineWire, RedisGatewayWire
-from headrace_transport.errors import CommandFailed, TransportUnavailable
+from headrace_transport.errors import CommandFailed, TransportUnavailable, WrongType
 from headrace_transport.interface import FIRST_FRAME, EngineInfo, Rates
 from headrace_transport.scripting import KeyType, model_types
 from headrace_transport.server import Server
 from structlog.testing import capture_logs
 from support.processes import PEPPER
+from support.waiting import PATIENCE_S
 from support.wires import GATEWAY, LEASE_MS, MODEL, claim, entry, finish, frame, mark, record
 
 T = TypeVar("T")
@@ -159,6 +162,20 @@ async def test_of_many_who_meet_such_a_key_one_empties_it_and_all_come_back(
         )
     assert depths == [0] * 8
     assert sum(each["event"] == "wire.replaced" for each in said) == 1
+
+
+async def test_a_key_of_another_type_that_nobody_can_name_is_no_outage_for_ever(
+    link: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_FRUITLESS_S", 0.1)
+    await link.command("SET", keys.queued(MODEL), JUNK)
+    with pytest.raises(WrongType):
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                with suppress(TransportUnavailable):
+                    async with link.emptying({keys.MODELS: "zset"}):
+                        await link.command("ZCARD", keys.queued(MODEL))
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("end", [JUNK, b"nan"])

@@ -42,6 +42,8 @@ _FOR_NOW = (
     *("NOREPLICAS", "BUSY", "UNBLOCKED", "UNKILLABLE", "ERR max number of clients"),
 )
 """How error replies begin that time or an operator mends: the caller comes back later."""
+_FRUITLESS_S: Final = 5.0
+"""How long a key of another type that cannot be found is taken for one that others have emptied."""
 _DENIED = ("NOPERM", "NOAUTH", "WRONGPASS")
 _NONE: Final[Mapping[str, KeyType]] = MappingProxyType({})
 
@@ -70,6 +72,8 @@ class Server:
         self._readers: dict[str, tuple[asyncio.Lock, _Connection]] = {}
         self._closed = False
         self._failed_s = -inf
+        self._fruitless: dict[str, tuple[float, float]] = {}
+        """By error: when it first, and last, left nothing to empty, monotonic seconds."""
 
     @property
     def moves(self) -> bool:
@@ -150,10 +154,20 @@ class Server:
             await self._empty(types, error)
 
     async def _empty(self, types: Mapping[str, KeyType], error: WrongType) -> NoReturn:
-        """Nothing may be left to empty: of many who meet the same key one is first."""
+        """Nothing may be left to empty: of many who meet the same key one is first. Raises ``error``
+        where that goes on: it is another key.
+        """
         emptied = as_list(await self.run("empty", list(types), list(types.values())))
         for key, kind in zip(emptied[::2], emptied[1::2], strict=True):
             self.damaged.replaced(as_text(key), as_text(kind))
+        if not emptied:
+            now_s, text = time.monotonic(), str(error)
+            first_s, last_s = self._fruitless.get(text, (now_s, now_s))
+            if now_s - last_s > _FRUITLESS_S:
+                first_s = now_s
+            self._fruitless[text] = (first_s, now_s)
+            if now_s - first_s > _FRUITLESS_S:
+                raise error
         raise TransportUnavailable(f"a key was of another type: {error}") from error
 
     async def blocking(self, reader: str, *arguments: Argument, block_ms: int) -> Reply:
