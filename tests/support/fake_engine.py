@@ -253,6 +253,11 @@ class IntakeBench:
         entries = await self.gateway.read_out("gw", FIRST_FRAME, block_ms=0)
         return OutStream([entry.item for entry in entries if entry.item is not None])
 
+    async def logged(self, request: str, tokens: int) -> bool:
+        """Whether the request's resume log holds so many tokens, or more."""
+        entries = await self.gateway.read_log(request)
+        return sum(len(entry.tokens) for _, entry in entries) >= tokens
+
     async def frames(self, gateway: str) -> list[Frame]:
         """The frames in a gateway's out stream."""
         entries = await self.gateway.read_out(gateway, FIRST_FRAME, block_ms=0)

@@ -25,6 +25,7 @@ from support.fake_inference import (
     FakeInference,
     FakeReadiness,
 )
+from support.waiting import PATIENCE_S
 
 
 @dataclass
@@ -98,7 +99,7 @@ class Wire:
 
     async def head(self) -> tuple[int, dict[str, str]]:
         """Status and headers of the next answer."""
-        raw = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)
+        raw = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
         first, *lines = raw.decode("latin-1").strip().split("\r\n")
         pairs = (line.split(": ", 1) for line in lines)
         return int(first.split(" ")[1]), {name.lower(): value for name, value in pairs}
@@ -107,14 +108,14 @@ class Wire:
         """The next whole answer, if it has a length."""
         status, headers = await self.head()
         body = await asyncio.wait_for(
-            self.reader.readexactly(int(headers.get("content-length", "0"))), 10
+            self.reader.readexactly(int(headers.get("content-length", "0"))), PATIENCE_S
         )
         return status, headers, body
 
     async def chunk(self) -> bytes:
         """The next piece of a chunked body; empty at its end."""
-        size = int(await asyncio.wait_for(self.reader.readline(), 10), 16)
-        piece = await asyncio.wait_for(self.reader.readexactly(size + 2), 10)
+        size = int(await asyncio.wait_for(self.reader.readline(), PATIENCE_S), 16)
+        piece = await asyncio.wait_for(self.reader.readexactly(size + 2), PATIENCE_S)
         return piece[:-2]
 
     async def close(self) -> None:

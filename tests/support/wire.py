@@ -15,7 +15,6 @@ from headrace_contracts.pb import codes_pb2
 from headrace_contracts.pb.queue_pb2 import (
     Attach,
     CancelMark,
-    Control,
     Frame,
     LogEntry,
     ModelCard,

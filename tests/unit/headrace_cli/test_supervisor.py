@@ -17,6 +17,7 @@ from headrace_cli.supervisor import (
     SupervisionFailed,
     Supervisor,
 )
+from support.waiting import eventually, wait_until
 
 QUICK = RestartPolicy(limit=2, first_delay_s=0.01, longest_delay_s=0.01)
 WAITS_FOR_TERM = """
@@ -179,13 +180,17 @@ async def test_a_child_that_dies_is_started_again_and_the_reason_told(tmp_path: 
 async def test_a_child_that_keeps_dying_ends_everything_with_the_reason(tmp_path: Path) -> None:
     dies = """
 import os, pathlib, sys, time
-pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
-time.sleep(0.2)
+me = pathlib.Path(sys.argv[1])
+me.write_text(str(os.getpid()))
+while not me.with_name("die").exists(): time.sleep(0.01)
 sys.exit(7)
 """
     run = Run()
+    running = asyncio.create_task(run.of(child(tmp_path, "steady"), child(tmp_path, "weak", dies)))
+    await run.ready.wait()
+    (tmp_path / "die").touch()
     with pytest.raises(SupervisionFailed, match="ended with code 7; it was restarted 2 times"):
-        await run.of(child(tmp_path, "steady"), child(tmp_path, "weak", dies))
+        await running
     assert not is_alive(pid_of(tmp_path, "steady"))
 
 
@@ -242,11 +247,7 @@ async def test_a_child_that_ignores_the_stop_is_killed_with_what_it_started(
     assert run.output.has("did not stop in time and is killed")
     assert not is_alive(pid_of(tmp_path))
     inner = int((tmp_path / "child.pid.inner").read_text())
-    for _ in range(100):  # its parent is gone; the system reaps it
-        if not is_alive(inner):
-            break
-        await asyncio.sleep(0.02)
-    assert not is_running(inner)
+    await eventually(lambda: not is_running(inner))
 
 
 def is_running(pid: int) -> bool:
@@ -326,8 +327,4 @@ asyncio.run(main(Path({str(tmp_path)!r})))
         assert process.stdout.readline() == "ready\n"
         inner = pid_of(tmp_path)
         process.kill()
-    deadline = 200
-    while is_running(inner) and deadline:
-        deadline -= 1
-        signal.sigtimedwait([], 0.02)
-    assert not is_running(inner)
+    wait_until(lambda: not is_running(inner), "its child lives on")

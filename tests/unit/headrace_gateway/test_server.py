@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncGenerator
 
@@ -43,12 +44,12 @@ def test_a_taken_port_is_an_os_error() -> None:
 
 async def test_idle_connections_do_not_prolong_the_end() -> None:
     server = HttpServer("127.0.0.1", 0)
-    serving = asyncio.create_task(server.serve(application(), last_words_s=30))
+    serving = asyncio.create_task(server.serve(application(), last_words_s=300))
     await server.started()
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as idle:
         assert (await idle.get("/quick")).json() == {"ok": True}
         server.stop()
-        async with asyncio.timeout(10):  # much less than the last words
+        async with asyncio.timeout(60):  # much less than the last words
             await serving
 
 
@@ -63,9 +64,12 @@ async def test_busy_connections_get_their_last_words_and_no_more() -> None:
         words = response.aiter_bytes(1)
         await anext(words)
         server.stop()
-        for _ in range(20):
-            assert await anext(words) == b"x"
-        async with asyncio.timeout(15):
+        stopped_at = asyncio.get_running_loop().time()
+        with contextlib.suppress(httpx.TransportError):  # it is cut off then
+            async for word in words:
+                assert word == b"x"
+        assert asyncio.get_running_loop().time() - stopped_at > 0.9
+        async with asyncio.timeout(60):
             await serving
 
 

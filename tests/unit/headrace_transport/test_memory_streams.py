@@ -6,6 +6,7 @@ import asyncio
 
 from headrace_transport.memory_streams import Bell, Stream
 from support.clock import FakeClock
+from support.waiting import eventually
 
 
 def test_ids_grow_also_when_the_clock_does_not() -> None:
@@ -53,7 +54,7 @@ async def test_stroke_wakes_one_waiter_the_longest_first() -> None:
             await asyncio.sleep(0)
         for number in range(3):
             bell.ring()
-            await asyncio.sleep(0.001)
+            await eventually(lambda: len(order) > number)  # noqa: B023 - awaited here
             assert order == list(range(number + 1))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
 
 import pytest
 from headrace_transport.errors import (
@@ -13,6 +13,7 @@ from headrace_transport.errors import (
     ServerUnsuitable,
     TransportError,
     TransportUnavailable,
+    WrongType,
 )
 from headrace_transport.options import WireOptions
 from headrace_transport.server import Server
@@ -31,7 +32,7 @@ async def _read_command(reader: asyncio.StreamReader) -> list[bytes] | None:
     return words
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def scripted(
     answer: Answer, *, op_timeout_s: float = 20.0
 ) -> AsyncGenerator[tuple[Server, list[list[bytes]]]]:
@@ -41,15 +42,16 @@ async def scripted(
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
-        while (words := await _read_command(reader)) is not None:
-            if words[0] in (b"CLIENT", b"SELECT"):
-                writer.write(b"+OK\r\n")
-                continue
-            seen.append(words)
-            reply = answer(words)
-            if reply is None:
-                break
-            writer.write(reply)
+        with contextlib.suppress(ConnectionError):  # a client that gave up
+            while (words := await _read_command(reader)) is not None:
+                if words[0] in (b"CLIENT", b"SELECT"):
+                    writer.write(b"+OK\r\n")
+                    continue
+                seen.append(words)
+                reply = answer(words)
+                if reply is None:
+                    break
+                writer.write(reply)
         writer.close()
 
     listener = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -63,7 +65,8 @@ async def scripted(
         listener.close()
         for writer in writers:
             writer.close()
-            await writer.wait_closed()
+            with contextlib.suppress(ConnectionError):  # the other end may have left first
+                await writer.wait_closed()
         await listener.wait_closed()
 
 
@@ -86,7 +89,7 @@ async def scripted(
         (b"-ERR max number of clients reached", TransportUnavailable),
         (b"-NOAUTH Authentication required.", AccessDenied),
         (b"-NOPERM User x has no permissions", AccessDenied),
-        (b"-WRONGTYPE Operation against a key holding the wrong kind of value", CommandFailed),
+        (b"-WRONGTYPE Operation against a key holding the wrong kind of value", WrongType),
         (b"-ERR unknown command 'X'", CommandFailed),
     ],
 )

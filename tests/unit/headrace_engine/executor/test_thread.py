@@ -103,11 +103,11 @@ class Device(Recorder):
     def collect(self, batch: BatchData) -> None:
         self.waiting.release()
         if not self._passes:
-            assert self.finish.acquire(timeout=10)
+            assert self.finish.acquire(timeout=60)
         elif batch.pass_id < self._passes and not self.dry:
             if batch.pass_id == 1:
                 self.queued.acquire()
-            if not self.queued.acquire(timeout=10):
+            if not self.queued.acquire(timeout=60):
                 self.dry.append(batch.pass_id)
         super().collect(batch)
 
@@ -119,10 +119,10 @@ def test_a_batch_is_submitted_while_an_earlier_one_is_awaited() -> None:
     runner.start()
     first, second = decode_batch(1, first=True), decode_batch(2)
     runner.submit(first)
-    assert device.queued.acquire(timeout=10)
-    assert device.waiting.acquire(timeout=10)
+    assert device.queued.acquire(timeout=60)
+    assert device.waiting.acquire(timeout=60)
     runner.submit(second)
-    assert device.queued.acquire(timeout=10), "the device would have run dry"
+    assert device.queued.acquire(timeout=60), "the device would have run dry"
     assert device.calls == ["start 0", "submit 1", "submit 2"]
     assert runner.take(0) is None
     device.finish.release()
@@ -168,7 +168,7 @@ def test_what_was_submitted_before_a_failed_submit_is_still_collected() -> None:
     runner = ExecutorThread(device, limits(phases=2))
     runner.start()
     runner.submit(decode_batch(1, first=True))
-    assert device.waiting.acquire(timeout=10)
+    assert device.waiting.acquire(timeout=60)
     runner.submit(decode_batch(2))
     device.finish.release()
     first, second = runner.take(10), runner.take(10)

@@ -27,7 +27,7 @@ class FixedHealth:
 def fetch(port: int, path: str) -> tuple[int, str, str]:
     """Status, type and body."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
             return answer.status, answer.headers["content-type"], answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,16 +33,13 @@ async def test_sixteen_tokens_are_logged_at_once_and_fewer_after_a_while() -> No
         await bench.submit(make_record(max_new_tokens=100))
         await bench.pushed(1)
         bench.step(16)
-        await published(bench, 16)
-        await asyncio.sleep(0.02)
+        await eventually(lambda: bench.logged("r1", 16))
         entries = await entries_of(bench)
         assert [entry.counts[0] for entry in entries] == [16]
         assert entries[0].prompt_tokens == 3
 
         bench.step(3)
-        await published(bench, 19)
-        assert len(await entries_of(bench)) == 1
-        await asyncio.sleep(0.4)
+        await eventually(lambda: bench.logged("r1", 19))
         entries = await entries_of(bench)
         assert [entry.counts[0] for entry in entries] == [16, 3]
         assert entries[1].prompt_tokens == 0
@@ -55,8 +51,7 @@ async def test_frames_say_how_much_the_log_holds_and_entries_which_frame_they_re
         await bench.submit(make_record(max_new_tokens=100))
         await bench.pushed(1)
         bench.step(20)
-        await published(bench, 20)
-        await asyncio.sleep(0.02)
+        await eventually(lambda: bench.logged("r1", 20))
         bench.step()
         await published(bench, 21)
 
@@ -79,14 +74,16 @@ async def test_the_end_of_one_choice_is_logged_while_another_goes_on() -> None:
         await bench.gateway.cancel("m", "r1", mark)
         await eventually(lambda: bool(bench.fake.cancels))
         bench.step()
-        await asyncio.sleep(0.5)
 
-        finishes = [
-            (entry.choices[finish.row], finish.reason)
-            for entry in await entries_of(bench)
-            for finish in entry.finishes
-        ]
-        assert finishes == [(1, FinishReason.STOP)]
+        async def finishes() -> list[tuple[int, int]]:
+            return [
+                (entry.choices[finish.row], finish.reason)
+                for entry in await entries_of(bench)
+                for finish in entry.finishes
+            ]
+
+        await eventually(finishes)
+        assert await finishes() == [(1, FinishReason.STOP)]
         assert bench.intake.state().held == 1
 
 
@@ -195,9 +192,10 @@ async def test_a_log_that_lost_what_was_written_is_left_alone(
     async with bench.running():
         await bench.submit(make_record(max_new_tokens=80))
         await bench.pushed(1)
-        for _ in range(4):
+        for count in range(1, 5):
             bench.step(16)
-            await asyncio.sleep(0.02)
+            await published(bench, 16 * count)
+            await eventually(lambda count=count: calls[0] >= min(count, 2))
         assert calls[0] == 2
         bench.step(16)
         await eventually(lambda: bench.intake.state().held == 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 
 import pytest
 from headrace_gateway.errors import BackendUnavailable, HandedOver
@@ -13,6 +12,7 @@ from headrace_gateway.inference.calls import Call, Done, KeepAlive, UsageTotal
 from structlog.testing import capture_logs
 from support.fake_inference import KEY, MODEL, Step, words
 from support.http_edge import Edge, Wire
+from support.waiting import eventually
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
 
@@ -23,19 +23,6 @@ def post(path: str, body: dict[str, object]) -> bytes:
         f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
     ).encode() + raw
-
-
-async def until(condition: asyncio.Event) -> None:
-    await asyncio.wait_for(condition.wait(), 5)
-
-
-async def soon(condition: Callable[[], bool]) -> None:
-    """What the server does after its last byte; the client may see that byte first."""
-    for _ in range(5000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    pytest.fail("it never came true")
 
 
 async def test_deltas_are_written_as_they_come(wire: Wire, edge: Edge) -> None:
@@ -55,7 +42,8 @@ async def test_deltas_are_written_as_they_come(wire: Wire, edge: Edge) -> None:
     assert b'"content":"b"' in await wire.chunk()
     assert await wire.chunk() == b"data: [DONE]\n\n"
     assert await wire.chunk() == b""
-    await soon(lambda: edge.service.started[0].closed == 1)
+    # what the server does after its last byte
+    await eventually(lambda: edge.service.started[0].closed == 1)
 
 
 def test_an_endless_cursor_is_left_out() -> None:
@@ -91,14 +79,12 @@ async def test_a_client_that_leaves_closes_its_call(
         await wire.head()
         await wire.chunk()
     else:
-        await until(edge.service.began)
+        await eventually(edge.service.began.is_set)
     await wire.close()
     running = edge.service.started[0]
-    await until(running.gone)
-    await asyncio.sleep(0)
+    await eventually(lambda: b'status="499"' in edge.metrics.registry.exposition())
     assert running.closed == 1
     assert not running.ended
-    assert b'status="499"' in edge.metrics.registry.exposition()
 
 
 async def test_a_failure_in_the_middle_is_an_event_and_no_done(wire: Wire, edge: Edge) -> None:
@@ -152,7 +138,7 @@ async def test_a_fault_of_ours_in_the_middle_is_an_event_without_its_inside(
         await wire.chunk()
         event = await wire.chunk()
         assert await wire.chunk() == b""
-        await soon(lambda: "http.failed" in [line["event"] for line in logs])
+        await eventually(lambda: "http.failed" in [line["event"] for line in logs])
     assert json.loads(event[6:])["error"]["code"] == "internal"
     assert b"secret" not in event
     assert edge.service.started[0].closed == 1
@@ -169,7 +155,7 @@ async def test_who_does_not_read_gets_the_rest_by_and_by(wire: Wire, edge: Edge)
     await wire.send(post("/v1/chat/completions", {**CHAT, "stream": True}))
     await wire.head()
     [running] = edge.service.started
-    await until(running.refused)
+    await eventually(running.refused.is_set)
     assert running.steps, "not all fits into the connection"
     text, roles = 0, 0
     while (chunk := await wire.chunk()) != b"data: [DONE]\n\n":

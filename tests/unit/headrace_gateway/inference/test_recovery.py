@@ -13,6 +13,7 @@ from headrace_gateway.inference.calls import Delta, SamplingCall
 from headrace_transport.errors import CommandFailed
 from headrace_transport.interface import EngineInfo
 from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
+from support.clock import FakeClock, passing
 from support.waiting import eventually
 from support.wire import Gateway, Stack, call, finishes, read, texts, toy_ids
 
@@ -75,8 +76,8 @@ async def test_a_lost_frame_that_is_not_logged_yet_is_sent_again_by_the_engine()
         await stack.engine.say(claimed, "a")
         await stack.engine.say(claimed, "bc", publish=False, log=False)
         await stack.engine.say(claimed, "d", log=False)
-        control = await stack.engine.obey_attach(claimed)
-        assert control.attach.first == 1
+        attach = await stack.engine.obey_attach(claimed, by="gateway-a")
+        assert attach.first == 1
         await stack.engine.say(claimed, "e", finish=LENGTH)
         events = await read(running)
         await running.aclose()
@@ -155,27 +156,31 @@ async def test_a_queued_request_survives_the_loss_of_the_server() -> None:
 
 
 async def test_an_engine_without_successor_ends_the_stream_with_an_error() -> None:
-    stack = Stack()
+    clock = FakeClock()
+    stack = Stack(clock)
     gateway = stack.gateway(lost_engine_s=0.3)
     async with gateway.running() as service:
         await stack.engine.appear(ttl_ms=200)
         running = await service.start(call("x"))
         [claimed] = await stack.engine.claim(lease_ms=200)
         await stack.engine.say(claimed, "a")
-        with pytest.raises(EngineFailed):
-            await read(running)
+        async with passing(clock):
+            with pytest.raises(EngineFailed):
+                await read(running)
         await running.aclose()
     assert gateway.value("headrace_gateway_recoveries_total", kind="failed") == 1
     assert gateway.value("headrace_gateway_requests_finished_total", reason="error") == 1
 
 
 async def test_a_queued_request_without_any_engine_ends_with_an_error() -> None:
-    stack = Stack()
+    clock = FakeClock()
+    stack = Stack(clock)
     async with stack.gateway(lost_engine_s=0.2).running() as service:
         await stack.engine.appear(ttl_ms=100)
         running = await service.start(call("x"))
-        with pytest.raises(NoEngine) as caught:
-            await read(running)
+        async with passing(clock):
+            with pytest.raises(NoEngine) as caught:
+                await read(running)
         await running.aclose()
         assert caught.value.retry_after_s
         await eventually(stack.queue_is_empty)

@@ -16,6 +16,7 @@ from headrace_gateway.inference.resume import EdgeNote, parse_cursor, place, rec
 from headrace_transport.errors import CommandFailed, TransportUnavailable
 from headrace_transport.interface import EngineInfo, Lease, RequestState
 from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
+from support.clock import FakeClock
 from support.waiting import eventually
 from support.wire import CALLER, Gateway, LateAttach, Stack, call, done, finishes, read, texts
 
@@ -41,10 +42,12 @@ async def test_a_reader_that_comes_back_in_its_grace_goes_on_where_it_was() -> N
 
 
 async def test_grace_that_runs_out_cancels() -> None:
-    stack = Stack()
+    clock = FakeClock()
+    stack = Stack(clock)
     async with stack.claimed(stack.gateway(resume_grace_s=0.1)) as (_, running, claimed):
         await running.aclose()
         assert not await stack.engine.marks(claimed)
+        clock.advance(0.2)
         assert (await stack.engine.await_mark(claimed)).reason == FinishReason.CANCELLED
 
 
@@ -77,7 +80,8 @@ async def test_another_gateway_goes_on_from_log_and_engine_with_the_same_stop_st
 
 
 async def test_the_gateway_that_lost_a_stream_to_another_does_not_cancel_it() -> None:
-    stack = Stack()
+    clock = FakeClock()
+    stack = Stack(clock)
     first, second = stack.gateway(resume_grace_s=0.3), stack.gateway("gateway-b")
     async with first.running() as here, second.running() as there:
         await stack.engine.appear()
@@ -87,6 +91,7 @@ async def test_the_gateway_that_lost_a_stream_to_another_does_not_cancel_it() ->
         await running.aclose()
         again = await there.resume("cmpl-1", "", CALLER)
         await stack.engine.obey_attach(claimed)
+        clock.advance(0.6)
         await eventually(lambda: closed(first))
         assert not await stack.engine.marks(claimed)
         await stack.engine.say(claimed, "b", finish=LENGTH)
@@ -123,7 +128,7 @@ async def test_a_queued_request_taken_up_elsewhere_is_delivered_there() -> None:
         again = await there.resume("cmpl-1", "", CALLER)
         [claimed] = await stack.engine.claim()
         await stack.engine.say(claimed, "ab")
-        await stack.engine.obey_attach(claimed)
+        await stack.engine.obey_attach(claimed, by="gateway-b")
         await stack.engine.say(claimed, "c", finish=LENGTH)
         assert texts(await read(again)) == {0: "abc"}
         await again.aclose()
@@ -290,8 +295,7 @@ async def test_a_stream_that_is_taken_up_slowly_is_not_taken_for_taken_away() ->
         assert texts(await read(running, until=1)) == {0: "ab"}
         await running.aclose()
         resumed = await other.resume(running.id, "2", call("x").caller)
-        while (await stack.engine.obey_attach(claimed)).attach.gateway != "gateway-b":
-            pass  # the first one looks after what it does not hear of
+        await stack.engine.obey_attach(claimed)
         await asyncio.sleep(0.2)
         await stack.engine.say(claimed, "cd", finish=FinishReason.LENGTH)
         assert texts(await read(resumed)) == {0: "cd"}
@@ -315,7 +319,7 @@ async def test_the_newest_reader_counts_also_where_the_stream_had_been_before(
             with pytest.raises(Conflict, match="another gateway"):
                 await read(running)  # whose reader stays
         again = await service.resume(running.id, "2", call("x").caller)
-        await stack.engine.obey_attach(claimed)
+        await stack.engine.obey_attach(claimed, by="gateway-a")
         await stack.engine.say(claimed, "cd", finish=FinishReason.LENGTH)
         assert texts(await read(again)) == {0: "cd"}
         with pytest.raises(Conflict, match="another gateway"):
@@ -394,7 +398,7 @@ async def test_a_server_that_goes_away_before_it_names_engines_does_not_end_a_re
         if where == "here":  # back where it is open still, and which has lost it by now
             await again.aclose()
             again = await here.resume("cmpl-1", "", CALLER)
-            await stack.engine.obey_attach(claimed)
+            await stack.engine.obey_attach(claimed, by="gateway-a")
         await stack.engine.say(claimed, "c", finish=LENGTH)
         assert texts(await read(again)) == {0: "abc"}
         await again.aclose()

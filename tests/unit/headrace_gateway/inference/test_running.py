@@ -196,10 +196,12 @@ async def test_silence_counts_from_the_last_event() -> None:
     running = Running(call, Owner(), after=lambda _: 0, keepalive_s=0.05)
     first = asyncio.ensure_future(anext(running))
     await asyncio.sleep(0.03)
-    say(call, "a")
-    delta = await first
-    assert isinstance(delta, Delta)
     began = asyncio.get_running_loop().time()
+    say(call, "a")
+    event = await first
+    while event == KeepAlive():  # the machine was slow
+        event = await anext(running)
+    assert isinstance(event, Delta)
     assert await anext(running) == KeepAlive()
     assert asyncio.get_running_loop().time() - began >= 0.045
     assert await anext(running) == KeepAlive()
@@ -269,8 +271,13 @@ async def test_a_failure_and_silence_still_wake_the_consumer() -> None:
     waiting = await waits(running)
     say(call, "a")
     call.sessions[0].fail(Internal("broken"), 2.0)
+
+    async def fails() -> None:
+        assert await waiting == KeepAlive()  # where the machine was slow, and no other event
+        await anext(running)
+
     with pytest.raises(Internal):
-        await waiting
+        await fails()
 
 
 async def test_choices_of_one_call_come_together() -> None:

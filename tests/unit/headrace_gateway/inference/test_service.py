@@ -21,9 +21,10 @@ from headrace_gateway.errors import (
 )
 from headrace_gateway.inference.calls import KeepAlive, SamplingCall, TokenPrompt
 from headrace_gateway.inference.running import Running
-from headrace_gateway.inference.service import InferenceService
+from headrace_gateway.inference.service import TICK_S, InferenceService
 from headrace_transport.interface import RequestState
 from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
+from support.clock import FakeClock
 from support.waiting import eventually
 from support.wire import (
     CALLER,
@@ -289,11 +290,13 @@ async def test_a_keys_concurrency_is_bounded() -> None:
 
 
 async def test_deadline_ends_a_queued_call_and_frees_its_place() -> None:
-    stack = Stack()
+    clock = FakeClock()
+    stack = Stack(clock)
     gateway = stack.gateway()
     async with gateway.running() as service:
         await stack.engine.appear()
         running = await service.start(call("x", deadline_s=0.15))
+        clock.advance(0.2)
         assert finishes(await read(running)) == {0: FinishReason.DEADLINE}
         await running.aclose()
     assert gateway.value("headrace_gateway_requests_finished_total", reason="deadline") == 1
@@ -310,13 +313,15 @@ async def test_silence_is_told_as_keep_alive() -> None:
 
 async def test_a_slow_reader_gets_what_it_missed_in_one_delta() -> None:
     stack = Stack()
-    async with stack.claimed(stack.gateway()) as (_, running, claimed):
+    async with stack.claimed(stack.gateway()) as (service, running, claimed):
         for char in "slowly":
             await stack.engine.say(claimed, char)
         await stack.engine.say(claimed, "", finish=LENGTH)
-        await asyncio.sleep(0.1)
+        quick = await service.resume(running.id, "", CALLER)
+        await read(quick)
         events = await read(running)
-        await running.aclose()
+        for each in (running, quick):
+            await each.aclose()
     assert len(events) == 2
     assert texts(events) == {0: "slowly"}
 
@@ -456,13 +461,15 @@ async def held_resume(wire: HeldState, service: InferenceService) -> asyncio.Tas
 
 
 async def test_who_comes_back_in_its_grace_is_waited_for() -> None:
-    stack = Stack()
+    clock = FakeClock()
+    stack = Stack(clock)
     wire = HeldState(stack.broker)
-    first = Gateway(wire, resume_grace_s=0.3, silence_check_s=60)
+    first = Gateway(wire, clock=clock, resume_grace_s=0.3, silence_check_s=60)
     async with stack.claimed(first) as (service, running, claimed):
         await running.aclose()
         coming = await held_resume(wire, service)
-        await asyncio.sleep(0.6)  # its grace is long over
+        clock.advance(0.6)  # its grace is long over
+        await asyncio.sleep(3 * TICK_S)
         wire.through.set()
         again = await coming
         await stack.engine.say(claimed, "ab", finish=LENGTH)
@@ -473,13 +480,15 @@ async def test_who_comes_back_in_its_grace_is_waited_for() -> None:
 
 
 async def test_who_comes_back_in_its_grace_and_goes_at_once_is_not_waited_for() -> None:
-    stack = Stack()
+    clock = FakeClock()
+    stack = Stack(clock)
     wire = HeldState(stack.broker)
-    first = Gateway(wire, resume_grace_s=0.3, silence_check_s=60)
+    first = Gateway(wire, clock=clock, resume_grace_s=0.3, silence_check_s=60)
     async with stack.claimed(first) as (service, running, claimed):
         await running.aclose()
         coming = await held_resume(wire, service)
         coming.cancel()
+        clock.advance(0.6)
         assert (await stack.engine.await_mark(claimed)).reason == FinishReason.CANCELLED
 
 
@@ -510,8 +519,7 @@ async def test_a_stream_that_went_elsewhere_while_it_is_taken_back_is_taken_up()
         await asyncio.sleep(0.3)  # and would forget what nobody comes for
         wire.through.set()
         again = await coming
-        while (await stack.engine.obey_attach(claimed)).attach.gateway != "gateway-a":
-            pass
+        await stack.engine.obey_attach(claimed, by="gateway-a")
         await stack.engine.say(claimed, "cd", finish=LENGTH)
         assert texts(await read(again)) == {0: "abcd"}
         await again.aclose()
