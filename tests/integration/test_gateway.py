@@ -24,7 +24,7 @@ from support.wire import MODEL, ScriptedEngine
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Generator[RedisServer]:
+def server() -> Generator[RedisServer]:
     with redis_server("valkey") as started:
         yield started
 
@@ -39,6 +39,16 @@ async def engine_at(url: str, name: str = "engine-a") -> AsyncGenerator[Scripted
         yield engine
     finally:
         await wire.close()
+
+
+@asynccontextmanager
+async def one_gateway(
+    url: str, folder: Path, settings: Mapping[str, object] | None = None
+) -> AsyncGenerator[tuple[GatewayProgram, ScriptedEngine, str]]:
+    """A gateway with its settings, ready; an engine behind it; a key."""
+    async with gateway_program(url, folder / "a", settings) as program, engine_at(url) as engine:
+        await program.ready()
+        yield program, engine, await make_key(url)
 
 
 @asynccontextmanager
@@ -90,9 +100,7 @@ def text_of(found: list[Any]) -> str:
 async def test_a_completion_streams_through_a_real_server(
     server: RedisServer, tmp_path: Path
 ) -> None:
-    async with gateway_program(server.url, tmp_path / "a") as program, engine_at(server.url) as eng:
-        await program.ready()
-        key = await make_key(server.url)
+    async with one_gateway(server.url, tmp_path) as (program, eng, key):
         async with client(program, key) as http:
             async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
                 assert response.status_code == 200
@@ -160,9 +168,7 @@ async def test_a_stream_is_taken_up_at_another_gateway_where_it_was_left(
 async def test_sigterm_lets_streams_end_and_refuses_new_calls(
     server: RedisServer, tmp_path: Path
 ) -> None:
-    async with gateway_program(server.url, tmp_path / "a") as program, engine_at(server.url) as eng:
-        await program.ready()
-        key = await make_key(server.url)
+    async with one_gateway(server.url, tmp_path) as (program, eng, key):
         async with client(program, key) as http, client(program, key) as idle:
             await idle.get("/health/live")  # a keep-alive connection that nobody uses
             async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
@@ -227,12 +233,7 @@ async def test_a_call_that_waits_is_handed_over_too(server: RedisServer, tmp_pat
 async def test_a_drained_call_that_is_no_stream_is_cancelled_and_may_be_repeated(
     server: RedisServer, tmp_path: Path
 ) -> None:
-    async with (
-        gateway_program(server.url, tmp_path / "a", {"drain_s": 0.3}) as program,
-        engine_at(server.url) as eng,
-    ):
-        await program.ready()
-        key = await make_key(server.url)
+    async with one_gateway(server.url, tmp_path, {"drain_s": 0.3}) as (program, eng, key):
         async with client(program, key) as http:
             call = asyncio.create_task(http.post("/v1/completions", json=body()))
             [claimed] = await eng.claim()
@@ -248,12 +249,11 @@ async def test_a_drained_call_that_is_no_stream_is_cancelled_and_may_be_repeated
 async def test_without_a_hand_over_drained_streams_end_with_an_error_and_exit_is_clean(
     server: RedisServer, tmp_path: Path
 ) -> None:
-    async with (
-        gateway_program(server.url, tmp_path / "a", {"drain_s": 0.3, "handover_s": 0}) as program,
-        engine_at(server.url) as eng,
+    async with one_gateway(server.url, tmp_path, {"drain_s": 0.3, "handover_s": 0}) as (
+        program,
+        eng,
+        key,
     ):
-        await program.ready()
-        key = await make_key(server.url)
         async with client(program, key) as http:
             async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
                 [claimed] = await eng.claim()
@@ -305,12 +305,7 @@ async def test_redis_down_is_not_ready_but_alive_and_heals_by_itself(
 async def test_a_request_that_the_server_lost_goes_on_without_deciding_a_token_again(
     server: RedisServer, tmp_path: Path
 ) -> None:
-    async with (
-        gateway_program(server.url, tmp_path / "a", {"silence_check_s": 0.3}) as program,
-        engine_at(server.url) as eng,
-    ):
-        await program.ready()
-        key = await make_key(server.url)
+    async with one_gateway(server.url, tmp_path, {"silence_check_s": 0.3}) as (program, eng, key):
         async with client(program, key) as http:
             async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
                 [claimed] = await eng.claim()
