@@ -6,7 +6,7 @@ Next: headrace_gateway.inference.resume
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from headrace_contracts.codes import FinishReason
@@ -92,6 +92,13 @@ def info_of(call_id: str, found: Found) -> RequestInfo:
             state.tokens if state.usage is None else state.usage.completion_tokens
             for state in states
         ),
+    )
+
+
+def ended(info: RequestInfo, finish: FinishReason | None, usage: UsageTotal) -> RequestInfo:
+    """A request that has ended, of which the server does not say so yet."""
+    return replace(
+        info, status="finished", finish=finish, usage=usage, tokens=usage.completion_tokens
     )
 
 

@@ -101,6 +101,11 @@ class OpenCall:
         return all(session.ended for session in self.sessions)
 
     @property
+    def answered(self) -> bool:
+        """Whether every choice has its end: whoever reads it here knows how it ended."""
+        return self.ended and not any(session.failure for session in self.sessions)
+
+    @property
     def moved(self) -> bool:
         """Whether another gateway has it: it has ended here, and goes on there."""
         return any(isinstance(session.failure, Conflict) for session in self.sessions)

@@ -362,17 +362,34 @@ class InferenceService:
 
     async def request(self, request_id: str, caller: Caller) -> RequestInfo:
         """What is known of a request. Raises ``RequestNotFound``."""
-        return lookup.info_of(request_id, await lookup.find(self._wire, request_id, caller))
+        found = await lookup.find(self._wire, request_id, caller)
+        return self._as_told(lookup.info_of(request_id, found))
 
     async def requests(self, caller: Caller, *, limit: int) -> tuple[list[Listed], bool]:
         """The caller's own requests that have not ended, the newest first; whether there are more."""
-        return await standing.live(self._wire, self._catalog, caller, limit=limit)
+        return await standing.live(
+            self._wire, self._catalog, caller, limit=limit, as_told=self._as_told
+        )
 
     async def why(self, request_id: str, caller: Caller) -> Why:
         """Why a request waits, or that it does not. Raises ``RequestNotFound``."""
         return await standing.explain(
-            self._wire, self._catalog, request_id, caller, now_ms=self._clock.wall_ms()
+            self._wire,
+            self._catalog,
+            request_id,
+            caller,
+            now_ms=self._clock.wall_ms(),
+            as_told=self._as_told,
         )
+
+    def _as_told(self, info: RequestInfo) -> RequestInfo:
+        """What a client here knows to have ended has ended, although the server may hear of it from
+        the engine a moment later.
+        """
+        call = self._book.find(info.id)
+        if call is None or info.status == "finished" or not call.answered:
+            return info
+        return lookup.ended(info, call.sessions[0].choices[0].finish, call.usage)
 
     async def models(self, caller: Caller) -> Sequence[ModelInfo]:
         """The models that the caller may use, by name."""

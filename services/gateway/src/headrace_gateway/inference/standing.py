@@ -36,6 +36,10 @@ _AT_ENGINE: Final[Mapping[str, Callable[[int], str]]] = {
 """By the engine's reason; the number is the reason's detail."""
 
 
+AsTold = Callable[[RequestInfo], RequestInfo]
+"""What this gateway has told its clients of a request counts, where the server lags behind."""
+
+
 @dataclass(frozen=True, slots=True)
 class Why:
     """Why a request stands where it stands."""
@@ -68,13 +72,19 @@ class Listed:
 
 
 async def explain(
-    wire: GatewayWire, catalog: Catalog, call_id: str, caller: Caller, *, now_ms: int
+    wire: GatewayWire,
+    catalog: Catalog,
+    call_id: str,
+    caller: Caller,
+    *,
+    now_ms: int,
+    as_told: AsTold,
 ) -> Why:
     """Why the caller's request does not go on, or that it does. Of several prompts, the first
     that has not ended tells. Raises ``RequestNotFound``.
     """
     found = await lookup.find(wire, call_id, caller)
-    info = lookup.info_of(call_id, found)
+    info = as_told(lookup.info_of(call_id, found))
     waited_s = max(0, now_ms - info.created_ms) / 1000
     record_id, state = _open_record(found)
     if info.status == "finished":
@@ -103,7 +113,7 @@ async def explain(
 
 
 async def live(
-    wire: GatewayWire, catalog: Catalog, caller: Caller, *, limit: int
+    wire: GatewayWire, catalog: Catalog, caller: Caller, *, limit: int, as_told: AsTold
 ) -> tuple[list[Listed], bool]:
     """The caller's own requests that have not ended, the newest first, and whether there are
     more.
@@ -118,7 +128,7 @@ async def live(
                 each = await lookup.find(wire, call_id, caller)
             except RequestNotFound:
                 continue  # it has just ended, and was forgotten
-            info = lookup.info_of(call_id, each)
+            info = as_told(lookup.info_of(call_id, each))
             if info.status != "finished":
                 found.append((info, each))
     found.sort(key=lambda pair: pair[0].created_ms, reverse=True)
