@@ -3,7 +3,8 @@
 usage: lock.py [--upgrade]
 
 ``runtime.txt`` holds what the members' pyproject files ask for; ``dev.txt``, ``peers.txt``,
-``images.txt``, ``charts.txt`` and ``checkov.txt`` come from the ``.in`` files beside them. Run on the oldest supported Python.
+``images.txt``, ``charts.txt`` and ``checkov.txt`` come from the ``.in`` files beside them. Run it on
+the oldest supported Python.
 """
 
 from __future__ import annotations

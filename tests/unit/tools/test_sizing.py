@@ -1,4 +1,7 @@
-"""The sizing guide's figures follow from what was measured. That they are those of today is in `make gen-check`."""
+"""The sizing guide's figures follow from what was measured.
+
+That they are those of today is in `make gen-check`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every metric of the engine, declared once. Gauges and totals of the schedule are read from its snapshot."""
+"""Every metric of the engine, declared once.
+
+Gauges and totals of the schedule are read from its snapshot.
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class ExecutorThread:
             self._thread.join()
 
     def _run(self) -> None:
-        """The submitting thread's top frame: an exception becomes the error of a batch, never a dead thread."""
+        """The submitting thread's top frame: an exception becomes a batch's error, no dead thread."""
         try:
             self._executor.start(self.limits)
         except Exception as error:

@@ -44,7 +44,9 @@ class ControlReader:
         sending: asyncio.Lock,
         drain: Callable[[float | None], None],
     ) -> None:
-        """``sending`` is held while frames are under way. ``drain`` starts a drain; its argument is the time to finish in seconds."""
+        """``sending`` is held while frames are under way. ``drain`` starts a drain; its argument is
+        the time to finish in seconds.
+        """
         self._wire = wire
         self._model = model
         self._engine = engine

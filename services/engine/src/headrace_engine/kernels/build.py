@@ -74,8 +74,9 @@ def default_cache_dir() -> Path:
 def built_library(cache_dir: Path | None = None) -> Path:
     """The compiled library's path, compiling it when the cache has none for this machine.
 
-    One that came with the package, see ``build_portable``, goes before. Otherwise the name holds a hash of the sources, the flags, the compiler and the processor, so that a
-    cache shared between machines is safe. Raises NativeUnavailable.
+    One that came with the package, see ``build_portable``, goes before. Otherwise the name holds a
+    hash of the sources, the flags, the compiler and the processor, so that a cache shared between
+    machines is safe. Raises NativeUnavailable.
     """
     if (prebuilt := prebuilt_library()) is not None:
         return prebuilt

@@ -62,8 +62,8 @@ class JournalFile:
 
     ``path`` has the newest segment, ``path.1`` the one before it. The next segment's first line takes
     many passes to write; until it stands, in ``path.next``, records go on in the segment before, so
-    that ``path`` is one that can be replayed all the time. A quarter of its half is kept for that. A disk that fails ends the file, not the
-    engine: ``error`` then says why.
+    that ``path`` is one that can be replayed all the time. A quarter of its half is kept for that. A
+    disk that fails ends the file, not the engine: ``error`` then says why.
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:

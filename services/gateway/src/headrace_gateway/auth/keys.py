@@ -261,7 +261,9 @@ class KeyStore:
         )
 
     async def export(self) -> bytes:
-        """Every key that can be read as JSON lines. Without the pepper they prove nothing; with it, keep them safe."""
+        """Every key that can be read, as JSON lines. Without the pepper they prove nothing; with it,
+        keep them safe.
+        """
         return b"".join(_encode(key) for key in await self.list())
 
     async def load(self, data: bytes) -> int:
