@@ -105,6 +105,32 @@ def test_top_p_over_a_flat_vocabulary_looks_beyond_the_first_tokens() -> None:
     assert kept(flat, 0, 0.9, 0.0) == list(range(4500))
 
 
+@pytest.mark.parametrize("temperature", [9e-6, 1e-40, 1e-50])
+def test_a_temperature_that_nothing_can_be_divided_by_takes_the_most_likely(
+    temperature: float,
+) -> None:
+    logits = logits_of(rows=4)
+    filters: list[dict[str, Any]] = [{}, {"min_p": 0.5}, {"top_p": 0.5}, {"top_k": 3, "min_p": 1.0}]
+    made = sampler(*[start(i, temperature=temperature, **one) for i, one in enumerate(filters)])
+    output = sample(made, logits, slots=(0, 1, 2, 3))
+    assert output.tokens.tolist() == logits.argmax(1).tolist()
+    assert not output.failed.any()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_fails_alone_where_penalties_leave_no_number(temperature: float) -> None:
+    fields: dict[str, Any] = {"temperature": temperature, "min_p": 0.1, "tokens": range(50)}
+    made = sampler(start(0, repetition_penalty=1e-40, **fields), start(1, **fields))
+    output = sample(made, logits_of(rows=2), slots=(0, 1))
+    assert output.failed.tolist() == [True, False]
+    assert output.tokens[0] == 0
+
+
+def test_a_bias_beyond_what_can_be_divided_decides() -> None:
+    made = sampler(start(temperature=0.1, min_p=0.5, bias_ids=(3,), bias_values=(2e38,)))
+    assert sample(made, logits_of()).tokens[0] == 3
+
+
 def test_the_same_seed_gives_the_same_token_and_another_one_another() -> None:
     logits = logits_of(spread=0.1)
     tokens = {

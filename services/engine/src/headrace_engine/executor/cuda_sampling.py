@@ -21,10 +21,11 @@ from headrace_contracts.limits import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TO
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace_engine.executor.sampler import computable
 from headrace_engine.kernels.gpu.adjust import adjust, count
 from headrace_engine.kernels.gpu.argmax import chunks_of, greedy
 from headrace_engine.kernels.gpu.sample import sample
-from headrace_engine.state.batch import BatchData, SlotStart
+from headrace_engine.state.batch import BatchData, SlotSampling, SlotStart
 
 _COLUMNS: Final = 8
 
@@ -90,8 +91,8 @@ class CudaSampler:
         words = np.zeros((len(starts), _COLUMNS), np.int64)
         last = np.zeros(len(starts), np.int32)
         for row, start in enumerate(starts):
-            sampling = start.sampling
-            stops = self._start_rare(start)
+            sampling = computable(start.sampling)
+            stops = self._start_rare(start, sampling)
             floats[row, :6] = (
                 sampling.temperature,
                 sampling.top_p,
@@ -115,9 +116,9 @@ class CudaSampler:
         self._words.index_copy_(0, slots, self._sent(words))
         self.last.index_copy_(0, slots, self._sent(last))
 
-    def _start_rare(self, start: SlotStart) -> int:
+    def _start_rare(self, start: SlotStart, sampling: SlotSampling) -> int:
         """Bias, bans, penalties and the host's flags of a slot. Returns how many tokens stop it."""
-        sampling, slot = start.sampling, start.slot
+        slot = start.slot
         penalized = (
             sampling.presence_penalty != 0
             or sampling.frequency_penalty != 0

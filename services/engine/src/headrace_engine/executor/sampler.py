@@ -25,6 +25,11 @@ from headrace_engine.state.batch import BatchOutput, SlotSampling, SlotStart
 Row = NDArray[np.float32]
 
 _MASK64: Final = (1 << 64) - 1
+_LEAST_TEMPERATURE: Final = 1e-5
+"""Logits that are divided by less outgrow float32. The noise is below 17, so that at this one already
+the most likely token is chosen wherever it leads by 0.0002."""
+_MOST: Final = 1e30
+"""Of a logit divided by the temperature: far from what float32 holds, and noise is nothing beside it."""
 _TOP_P_FIRST_LOOK: Final = 1024
 """Most likely tokens that usually hold top_p of the mass; all are sorted when they do not."""
 
@@ -80,7 +85,7 @@ class Sampler:
 
     def start(self, start: SlotStart) -> None:
         """Resets the slot for a sequence that enters it."""
-        sampling = start.sampling
+        sampling = computable(start.sampling)
         penalized = (
             sampling.presence_penalty != 0
             or sampling.frequency_penalty != 0
@@ -117,7 +122,8 @@ class Sampler:
             if failed[row]:
                 tokens[row] = 0
             elif banned or not state.plain_greedy:
-                tokens[row] = self._choose(state, slot, index, logits[row])
+                chosen = self._choose(state, slot, index, logits[row])
+                tokens[row], failed[row] = chosen or 0, chosen is None
             if state.penalized:
                 self._generated[slot, tokens[row]] += 1
         self.last_tokens[slots] = tokens
@@ -129,7 +135,8 @@ class Sampler:
         assert state is not None, f"slot {slot} samples before it was started"
         return state
 
-    def _choose(self, state: _Slot, slot: int, index: int, raw: Row) -> int:
+    def _choose(self, state: _Slot, slot: int, index: int, raw: Row) -> int | None:
+        """None where what changes the logits leaves no finite one as the largest."""
         sampling = state.sampling
         logits = raw.copy()
         if state.penalized:
@@ -137,7 +144,10 @@ class Sampler:
         logits[state.bias_ids] += state.bias_values
         if index < sampling.min_new_tokens:
             logits[state.stop_ids] = -np.inf
-        if sampling.temperature == 0:
+        highest = logits.max()
+        if not np.isfinite(highest):
+            return None
+        if sampling.temperature == 0 or abs(highest) > _MOST * sampling.temperature:
             return int(logits.argmax())
         logits /= np.float32(sampling.temperature)
         kept = filtered(logits, sampling.top_k, sampling.top_p, sampling.min_p)
@@ -152,9 +162,10 @@ class Sampler:
         if sampling.repetition_penalty != 1:
             seen = generated | self._prompt[slot]
             penalty = np.float32(sampling.repetition_penalty)
-            logits[seen] = np.where(
-                logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty
-            )
+            with np.errstate(over="ignore", divide="ignore"):  # infinite: the row fails
+                logits[seen] = np.where(
+                    logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty
+                )
         logits -= np.float32(sampling.frequency_penalty) * counts.astype(np.float32)
         logits[generated] -= np.float32(sampling.presence_penalty)
 
@@ -181,6 +192,13 @@ class Sampler:
             ids = most_likely(values, count)
             output.top_ids[row, :count] = ids
             output.top_logprobs[row, :count] = values[ids] - total
+
+
+def computable(sampling: SlotSampling) -> SlotSampling:
+    """Without a temperature that no kernel can divide by: the most likely token is chosen then."""
+    if sampling.temperature < _LEAST_TEMPERATURE:
+        return sampling._replace(temperature=0.0)
+    return sampling
 
 
 def log_sum_exp(values: Row) -> np.float32:

@@ -1,0 +1,82 @@
+"""The device's sampler chooses what the CPU's does, also at the edges of what may be asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.batch import decode_batch, slot_sampling
+from support.gpu import DEVICE
+
+# Triton is imported below, and support.gpu chooses its interpreter before.
+pytest.importorskip("triton")
+
+import torch
+from headrace_engine.executor.cuda_sampling import CLASSES, CudaSampler
+from headrace_engine.executor.sampler import NumpySampling, Sampler
+from headrace_engine.state.batch import SlotStart
+from torch import Tensor
+
+pytestmark = pytest.mark.torch
+
+VOCABULARY = 331
+EDGES: list[dict[str, Any]] = [
+    {"temperature": 0.0, "top_p": 0.5, "top_k": 3, "min_p": 1.0},
+    {"temperature": 9e-6, "top_p": 0.5},
+    {"temperature": 1e-40, "min_p": 0.1, "top_k": 1},
+    {"temperature": 1e-50, "repetition_penalty": 1.3},
+    {"temperature": 2.0, "top_p": 0.0, "seed": -1},
+    {"temperature": 1.0, "top_k": VOCABULARY, "seed": 2**64 - 1},
+    {"temperature": 1.0, "top_k": VOCABULARY - 1, "seed": -(2**63)},
+    {"temperature": 1.0, "min_p": 1.0, "seed": 2**63},
+    {"temperature": 0.7, "bias_ids": tuple(range(300)), "bias_values": (-100.0,) * 300},
+    {"temperature": 0.7, "bias_ids": (5,), "bias_values": (100.0,)},
+    {"temperature": 0.7, "min_new_tokens": 3, "stop_token_ids": frozenset(range(1, 17))},
+    {"temperature": 1.0, "presence_penalty": -2.0, "frequency_penalty": 2.0, "top_p": 0.999999},
+    {"temperature": 1.0, "min_p": 0.1, "repetition_penalty": 1e-40},
+    {"logprobs": 0},
+    {"logprobs": 20, "temperature": 1.0},
+]
+
+
+def values(tensor: Tensor) -> list[int]:
+    return tensor.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+def test_every_edge_gives_the_cpus_token() -> None:
+    rows = len(EDGES)
+    tokens = np.arange(60, dtype=np.int32)
+    starts = [
+        SlotStart(slot, tokens, 40, slot % 3, slot_sampling(**edge))
+        for slot, edge in enumerate(EDGES)
+    ]
+    cpu = Sampler(rows, VOCABULARY, NumpySampling())
+    ours = CudaSampler(rows + 1, rows, VOCABULARY, torch.device(DEVICE))
+    ours.start(starts)
+    for start in starts:
+        cpu.start(start)
+    drawn = 5 * np.random.default_rng(3).standard_normal((rows, VOCABULARY))
+    logits = drawn.astype(np.float32)
+    slots, index = np.arange(rows, dtype=np.int32), np.full(rows, 2, np.int32)
+    expected = cpu.sample(slots, index, logits)
+    order = torch.as_tensor(slots, device=DEVICE)
+    given = torch.tensor(logits, device=DEVICE)
+    with np.errstate(all="ignore"):  # the interpreter computes by numpy, which would warn
+        ours.choose(given, CLASSES[-1], order, order, torch.as_tensor(index, device=DEVICE))
+    assert values(ours.chosen[0]) == expected.tokens.tolist()
+    assert values(ours.chosen[1]) == expected.failed.tolist()
+    assert expected.failed.tolist() == [edge.get("repetition_penalty") == 1e-40 for edge in EDGES]
+    assert expected.top_ids is not None
+    assert expected.chosen_logprobs is not None
+    assert values(ours.top_ids[-1]) == expected.top_ids[-1].tolist()
+    np.testing.assert_allclose(
+        ours.chosen_logprobs[-2:].cpu(), expected.chosen_logprobs[-2:], atol=1e-4
+    )
+
+
+def test_a_temperature_that_counts_as_none_takes_a_greedy_step() -> None:
+    sampler = CudaSampler(2, 1, VOCABULARY, torch.device(DEVICE))
+    batch = decode_batch(1, first=True, temperature=1e-40)
+    sampler.start(batch.starts)
+    assert sampler.class_of(batch) == CLASSES[0]
