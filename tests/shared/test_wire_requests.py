@@ -100,6 +100,18 @@ async def test_key_has_at_most_its_concurrency_until_a_request_ends(wires: Wires
     await gateway.submit(record("r4"), max_queued=9, max_concurrency=2)
 
 
+async def test_a_request_that_is_known_to_have_ended_counts_no_more(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    await gateway.submit(record("r1"), max_queued=9, max_concurrency=1)
+    await claim(engine, credit=1)
+    with pytest.raises(ConcurrencyExceeded):
+        await gateway.submit(record("r2"), max_queued=9, max_concurrency=1, over=["gone"])
+    await gateway.submit(record("r2"), max_queued=9, max_concurrency=1, over=["r1", "gone"])
+    with pytest.raises(ConcurrencyExceeded):
+        await gateway.submit(record("r3"), max_queued=9, max_concurrency=1, over=["r1"])
+    assert await finish(engine, "r1")
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

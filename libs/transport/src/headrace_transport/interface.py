@@ -244,10 +244,12 @@ class GatewayWire(Protocol):
         max_queued: int,
         max_concurrency: int | None = None,
         resume: LogEntry | None = None,
+        over: Sequence[str] = (),
     ) -> Queued:
         """Queues a record, once: the same id again is a no-op while it is queued or leased.
 
-        ``max_concurrency`` bounds the live requests of ``record.key_id``. ``resume`` holds what was
+        ``max_concurrency`` bounds the live requests of ``record.key_id``; those of ``over`` are
+        known to have ended, and count no more, although no engine has settled them. ``resume`` holds what was
         delivered before the server lost the request: it becomes the resume log, so that no
         delivered token is decided again.
 

@@ -280,10 +280,14 @@ class MemoryGatewayWire(_MemoryWire):
         max_queued: int,
         max_concurrency: int | None = None,
         resume: LogEntry | None = None,
+        over: Sequence[str] = (),
     ) -> Queued:
         """See ``GatewayWire.submit``."""
         await self._broker.enter()
         data = encode(record)
+        for request in over:
+            if (ended := self._broker.requests.get(request)) is not None:
+                ended.counts = False
         queued = self._broker.work(record.model).submit(
             RequestRecord.FromString(data),
             data,

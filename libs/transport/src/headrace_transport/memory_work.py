@@ -49,6 +49,8 @@ class Work:
     past: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     marks: dict[int | None, CancelMark] = field(default_factory=dict[int | None, CancelMark])
     """By choice; None is the request's own."""
+    counts: bool = True
+    """Against its key's concurrency, while it has not ended."""
     last_owner: str | None = None
     """Who finished it."""
     finish: FinishReason | None = None
@@ -300,7 +302,9 @@ class ModelWork:
             return
         key = (record.tenant, record.key_id)
         running = sum(
-            work.status != "finished" and (work.record.tenant, work.record.key_id) == key
+            work.status != "finished"
+            and work.counts
+            and (work.record.tenant, work.record.key_id) == key
             for work in self._requests.values()
         )
         if running >= limit:

@@ -48,6 +48,7 @@ class Requests(Part):
         max_queued: int,
         max_concurrency: int | None = None,
         resume: LogEntry | None = None,
+        over: Sequence[str] = (),
     ) -> Queued:
         """See ``GatewayWire.submit``. Safe to repeat after ``TransportUnavailable``."""
         data = encode(record)
@@ -81,6 +82,7 @@ class Requests(Part):
                     resume.SerializeToString() if resume is not None else b"",
                     ",".join(str(length) for length in held),
                     record.edge,
+                    *over,
                 ],
                 others=others,
             )

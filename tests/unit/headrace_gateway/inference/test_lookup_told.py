@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from headrace_contracts.codes import FinishReason
+from headrace_gateway.errors import RateLimitExceeded
 from headrace_gateway.inference.calls import SamplingCall
 from support.wire import CALLER, Stack, call, finishes, read
 
@@ -35,3 +38,24 @@ async def test_who_has_the_answer_finds_the_request_ended(how: str) -> None:
         assert (await service.why("cmpl-1", CALLER)).reason == "finished"
         assert await service.requests(CALLER, limit=9) == ([], False)
         await running.aclose()
+
+
+@pytest.mark.parametrize("how", ["by its engine", "by a cancel"])
+async def test_who_has_the_answer_may_ask_again_within_its_keys_concurrency(how: str) -> None:
+    stack = Stack()
+    one = replace(CALLER, max_concurrency=1)
+    async with stack.claimed(stack.gateway(), call("x", caller=one)) as (service, first, claimed):
+        await stack.engine.say(claimed, "a")
+        await read(first, until=1)
+        with pytest.raises(RateLimitExceeded):
+            await service.start(call("y", caller=one, request_id="cmpl-2"))
+        if how == "by its engine":
+            await stack.engine.say(claimed, "b", finish=FinishReason.LENGTH)
+            await read(first)
+        else:
+            assert await service.cancel("cmpl-1", one)
+        second = await service.start(call("y", caller=one, request_id="cmpl-2"))
+        with pytest.raises(RateLimitExceeded):
+            await service.start(call("z", caller=one, request_id="cmpl-3"))
+        for each in (first, second):
+            await each.aclose()

@@ -6,7 +6,7 @@
 --    10 deadline ms, 0 none  11 attempt  12 prompt tokens  13 max queued
 --    14 max concurrency, 0 none  15 ms that a submit counts as a gateway's sign of life
 --    16 model  17 log entry to resume from, or ''  18 its lengths per choice, 'a,b,...'
---    19 edge, opaque
+--    19 edge, opaque  then ids of the key's requests that are known to have ended
 -- Returns {'queued', depth} | {'finished'} | {'full', depth} | {'busy', running}
 local id, tenant, band, key, gateway = A[1], A[4], A[5], A[6], A[8]
 local now = now_ms()
@@ -20,6 +20,7 @@ local deadline = tonumber(A[10])
 local running = running_key(tenant, key)
 if key ~= '' then
   redis.call('ZREMRANGEBYSCORE', running, '-inf', int(now))
+  for i = 20, #A do redis.call('ZREM', running, A[i]) end
   local count = redis.call('ZCARD', running)
   if tonumber(A[14]) > 0 and count >= tonumber(A[14]) then return {'busy', count} end
 end

@@ -67,6 +67,15 @@ class Book:
         """All of them."""
         return list(self._calls.values())
 
+    def answered(self, tenant: str, key_id: str) -> list[str]:
+        """Records of a key's calls that have their ends here, a moment ago."""
+        return [
+            session.id
+            for call in self._calls.values()
+            if call.answered and (call.tenant, call.key_id) == (tenant, key_id)
+            for session in call.sessions
+        ]
+
     def enter(self, call: OpenCall) -> None:
         """Takes in a call whose requests are queued. Rows of it may have come before."""
         self._calls[call.id] = call

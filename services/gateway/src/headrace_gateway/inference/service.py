@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from headrace_contracts.codes import FinishReason
+from headrace_contracts.pb.queue_pb2 import RequestRecord
 from headrace_kit.clock import Clock
 from headrace_kit.log import get_logger
 from headrace_kit.traces import NO_SPAN, Span
@@ -487,13 +488,16 @@ class InferenceService:
         self._book.enter(call)
 
     async def _queue(self, session: Session, caller: Caller, *, first: bool) -> None:
+        bound = caller.max_concurrency if first else None
         try:
-            with transport_errors():
-                await self._wire.submit(
-                    session.record,
-                    max_queued=self._settings.max_queued,
-                    max_concurrency=caller.max_concurrency if first else None,
-                )
+            try:
+                await self._put(session.record, bound)
+            except transport.ConcurrencyExceeded:
+                # Who has an answer may ask again, also before its engine has settled it.
+                over = self._book.answered(caller.tenant, caller.key_id)
+                if not over:
+                    raise
+                await self._put(session.record, bound, over)
         except transport.QueueFull as full:
             rate = self._book.rate(session.record.model)
             retry_s = rate.advise(self._clock.monotonic())
@@ -507,6 +511,17 @@ class InferenceService:
             raise Conflict("A request with this id exists.", param="id") from taken
         except transport.RecordRejected as refused:
             raise InvalidRequest(str(refused)) from refused
+
+    async def _put(
+        self, record: RequestRecord, max_concurrency: int | None, over: Sequence[str] = ()
+    ) -> None:
+        with transport_errors():
+            await self._wire.submit(
+                record,
+                max_queued=self._settings.max_queued,
+                max_concurrency=max_concurrency,
+                over=over,
+            )
 
     def _reader(
         self, call: OpenCall, cursor: Sequence[int], *, echo: Sequence[str] = ()
