@@ -239,9 +239,7 @@ def replay(
     file: Annotated[Path, typer.Argument(help="A journal.")],
     change: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", "--policy", help="NAME=VALUE of a scheduler setting: compare; repeat."
-        ),
+        typer.Option("--set", help="NAME=VALUE of a scheduler setting: compare; repeat."),
     ] = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="Take what is whole of a journal never closed.")
