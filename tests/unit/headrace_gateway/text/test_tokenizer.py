@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 
 import pytest
 import tokenizers
@@ -55,6 +57,20 @@ def test_long_white_space_beside_a_swallowing_token_takes_no_longer() -> None:
     tokenizer = Tokenizer(data, vocabulary=257)
     assert len(tokenizer.encode_with_control(" " * 200_000)) == 200_000
     assert tokenizer.encode_with_control("a" + " " * 200_000 + "<e>")[1:] == [256]
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
+    tokenizer = byte_level()
+    encoded: list[int] = []
+    worker = threading.Thread(target=lambda: encoded.append(len(tokenizer.encode_text(text))))
+    text = "x" * 500_000
+    turns = 0
+    worker.start()
+    while worker.is_alive():
+        time.sleep(0.001)
+        turns += not encoded
+    assert encoded == [len(text)]
+    assert turns >= 10  # with the interpreter's lock held it is two or three
 
 
 @given(st.lists(st.sampled_from(["<a>", "<ab>", "<a><a>", "<a", "b>", "x", " "]), max_size=8))

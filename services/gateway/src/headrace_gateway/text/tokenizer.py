@@ -137,12 +137,15 @@ class Tokenizer:
         return self._plain(run.translate(restore) if restore else run, first=first == 0)
 
     def _plain(self, text: str, *, first: bool) -> list[int]:
-        encoding = (self._first if first else self._later).encode(text, add_special_tokens=False)
-        ids = encoding.ids
+        library = self._first if first else self._later
+        # As a batch of one: ``encode`` keeps the interpreter's lock for as long as it runs, and a
+        # long prompt in a thread of its own would stop the event loop all the same.
+        ids = library.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if self._control_ids.isdisjoint(ids):
             return ids
         # Rare (Unigram vocabularies list their control tokens): cut the token's text in two.
         at = next(i for i, token in enumerate(ids) if token in self._control_ids)
+        encoding = library.encode_batch([text], add_special_tokens=False)[0]  # with offsets
         cut = encoding.offsets[at][0] + 1
         if cut >= len(text):
             raise PromptRejected("The text holds a character that is a control token.")
