@@ -129,6 +129,11 @@ def test_a_model_that_the_kernels_do_not_compute_is_refused(
         start.note()
 
 
+def test_a_card_that_computes_no_bfloat16_is_refused_by_name(start: Rehearsal) -> None:
+    with pytest.raises(ModelRejected, match="sm_75, and the CUDA kernels need sm_80"):
+        begin_compiling(replace(start, card=Card(7, 5, 40)))
+
+
 Launches = set[tuple[str, str]]
 """Kernels by name, and what they are compiled for."""
 

@@ -6,10 +6,14 @@ from dataclasses import replace
 
 import pytest
 from headrace_engine.errors import ModelRejected
+from support.gpu import DEVICE
 
-pytest.importorskip("torch")
+# Triton is imported below, and support.gpu chooses its interpreter before.
+pytest.importorskip("triton")
 
-from headrace_engine.executor.cuda_memory import MemoryPlan
+import torch
+from headrace_engine.executor.cuda_memory import MemoryPlan, allocating
+from triton.runtime.errors import OutOfResources  # pyright: ignore[reportMissingTypeStubs]
 
 pytestmark = pytest.mark.torch
 
@@ -53,3 +57,13 @@ def test_a_plan_without_room_is_refused_with_its_numbers() -> None:
     )
     with pytest.raises(ModelRejected):
         PLAN.check(block_bytes=26 * GIB)  # one block would fit, two do not
+
+
+def test_a_kernel_that_does_not_fit_the_card_is_refused_with_its_numbers() -> None:
+    with (
+        pytest.raises(
+            ModelRejected, match="wants 131072 of shared memory, and the card has 101376"
+        ),
+        allocating("activations", torch.device(DEVICE), "lower max_batch"),
+    ):
+        raise OutOfResources(131072, 101376, "shared memory")

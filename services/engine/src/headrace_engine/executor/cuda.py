@@ -29,7 +29,7 @@ from torch import Tensor
 
 from headrace_engine.errors import ModelRejected
 from headrace_engine.executor.base import ExecutorLimits, ModelShape
-from headrace_engine.executor.cuda_ahead import check_config
+from headrace_engine.executor.cuda_ahead import check_card, check_config
 from headrace_engine.executor.cuda_memory import (
     GRAPH_BYTES,
     LOADED_BYTES,
@@ -132,6 +132,8 @@ class CudaExecutor:
             raise ModelRejected(
                 f"no CUDA device is usable here (asked for {device!r}): {_why_no_device()}"
             )
+        if place.type == "cuda":
+            check_card(torch.cuda.get_device_capability(place))
         keep_kernels((cache_dir or default_cache_dir()) / "triton")
         opened = open_model(model, sha256=sha256)
         check_config(opened.weights.config, str(opened.path))

@@ -41,6 +41,7 @@ log = get_logger(__name__)
 _REGION_BYTES: Final = 1 << 30
 """Nothing depends on it, and nothing of it is allocated."""
 _PACKAGE: Final = Path(__file__).parents[1]
+_LEAST_CAPABILITY: Final = (8, 0)
 _MOST_PROCESSES: Final = 16
 """Each takes about 200 MB."""
 _LONGEST_S: Final = 600.0
@@ -73,7 +74,9 @@ class Rehearsal:
         return json.dumps(asdict(self))
 
     def config(self) -> ModelConfig:
-        """The model's numbers. Raises ModelRejected for one that the executor does not run."""
+        """The model's numbers. Raises ModelRejected for one that the executor does not run, or a card
+        that it does not run on."""
+        check_card(self.card.capability)
         config = read_config(self.model)
         check_config(config, self.model)
         return config
@@ -234,6 +237,15 @@ def _end_with_our_starter() -> None:
 def processes() -> int:
     """How many compile at once."""
     return min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+
+
+def check_card(capability: tuple[int, int]) -> None:
+    """Raises ModelRejected for a card that is too old for the CUDA kernels."""
+    if capability < _LEAST_CAPABILITY:
+        raise ModelRejected(
+            "the card is of sm_{}{}, and the CUDA kernels need sm_{}{} or later, which computes in "
+            "bfloat16".format(*capability, *_LEAST_CAPABILITY)
+        )
 
 
 def check_config(config: ModelConfig, origin: str) -> None:

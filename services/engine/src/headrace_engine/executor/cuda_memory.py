@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import torch
+from triton.runtime.errors import OutOfResources  # pyright: ignore[reportMissingTypeStubs]
 
 from headrace_engine.errors import ModelRejected
 
@@ -95,7 +96,8 @@ def keep_pinned(most: int) -> None:
 
 @contextmanager
 def allocating(category: str, device: torch.device, hint: str) -> Generator[None]:
-    """Turns an out-of-memory error within into ModelRejected that names ``category``."""
+    """Turns an out-of-memory error within into ModelRejected that names ``category``, and so with a
+    kernel that wants more shared memory than the card has."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -103,4 +105,9 @@ def allocating(category: str, device: torch.device, hint: str) -> Generator[None
         raise ModelRejected(
             f"the GPU's memory is used up at {category}: {used / _GIB:.2f} of {total / _GIB:.2f} GiB "
             f"are in use, {own / _GIB:.2f} by this engine; {hint}"
+        ) from error
+    except OutOfResources as error:
+        raise ModelRejected(
+            f"a kernel for this model does not fit the card: it wants {error.required} of "
+            f"{error.name}, and the card has {error.limit}; take another card or another model"
         ) from error
