@@ -220,6 +220,25 @@ def test_an_executor_that_can_neither_start_nor_close_says_why_it_did_not_start(
         ExecutorThread(executor, limits()).start()
 
 
+def test_an_executor_that_broke_and_cannot_be_closed_ends_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor = Recorder("submit", 1)
+
+    def broken() -> None:
+        raise OSError("close broke")
+
+    monkeypatch.setattr(executor, "close", broken)
+    runner = ExecutorThread(executor, limits())
+    runner.start()
+    runner.submit(decode_batch(1, first=True))
+    runner.close()
+    batch = runner.take(0)
+    assert batch is not None
+    assert str(batch.error) == "submit broke"
+    assert runner.take(60) is None  # at once, as nothing comes any more
+
+
 def test_closing_runs_what_was_submitted_and_can_be_repeated() -> None:
     runner = ExecutorThread(Recorder(), limits())
     runner.start()

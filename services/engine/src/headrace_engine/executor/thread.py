@@ -13,9 +13,13 @@ import contextlib
 import threading
 from collections.abc import Callable
 
+from headrace_kit.log import get_logger
+
 from headrace_engine.executor.base import Executor, ExecutorLimits
 from headrace_engine.state.batch import BatchData
 from headrace_engine.state.mailbox import Mailbox, NewestCell
+
+log = get_logger(__name__)
 
 
 class ExecutorThread:
@@ -84,7 +88,11 @@ class ExecutorThread:
             self._submitted.close()
             if self._collector.ident is not None:
                 self._collector.join()
-            self._executor.close()
+            try:
+                self._executor.close()
+            except Exception:
+                # As above, after an error that was told as a batch's.
+                log.warning("executor.not_closed", exc_info=True)
             self._done.close()
 
     def _submit_all(self, then: Callable[[BatchData, BaseException | None], None]) -> None:
