@@ -30,8 +30,8 @@ async def begun(wires: Wires, *, n: int = 1) -> tuple[GatewayWire, EngineWire, E
     return gateway, engine, await wires.engine()
 
 
-def believed(entries: list[OutEntry], slot: int = 10) -> list[int]:
-    """Tokens that a gateway believes, by the fence rule."""
+def believed(entries: list[OutEntry]) -> list[int]:
+    """Tokens of slot 10 that a gateway believes, by the fence rule."""
     oldest, tokens = 0, list[int]()
     for each in entries:
         if isinstance(each.item, Fence):
@@ -44,7 +44,7 @@ def believed(entries: list[OutEntry], slot: int = 10) -> list[int]:
             at += count
             first = each.item.firsts[row]
             if (
-                each.item.slots[row] == slot
+                each.item.slots[row] == 10
                 and each.item.attempts[row] >= oldest
                 and first == len(tokens)
             ):
@@ -298,9 +298,9 @@ async def test_nobody_is_attached_to_what_is_over_or_unknown(wires: Wires) -> No
     assert state.gateway == GATEWAY
 
 
-async def die(wires: Wires, engine: EngineWire, name: str, request: str, attempt: int) -> None:
-    """The engine renews no more: its lease of the request expires."""
-    await engine.renew(MODEL, name, {request: attempt}, lease_ms=1)
+async def die(wires: Wires, engine: EngineWire, name: str, attempt: int) -> None:
+    """The engine renews no more: its lease of ``suspect`` expires."""
+    await engine.renew(MODEL, name, {"suspect": attempt}, lease_ms=1)
     await wires.pass_ms(5)
 
 
@@ -310,7 +310,7 @@ async def suspected(wires: Wires, gateway: GatewayWire) -> None:
     for attempt in (1, 2):
         engine, name = await wires.engine(), f"dead-{attempt}"
         assert set(await claim(engine, name)) == {"suspect"}
-        await die(wires, engine, name, "suspect", attempt)
+        await die(wires, engine, name, attempt)
 
 
 async def test_request_that_keeps_killing_engines_runs_alone_and_is_then_given_up(
@@ -326,7 +326,7 @@ async def test_request_that_keeps_killing_engines_runs_alone_and_is_then_given_u
     assert (taken["suspect"].attempt, taken["suspect"].alone) == (3, True)
     # what runs alone is given no company
     assert await claim(engine, "dead-3") == {}
-    await die(wires, engine, "dead-3", "suspect", 3)
+    await die(wires, engine, "dead-3", 3)
 
     assert set(await claim(await wires.engine(), "e-9")) == {"good"}
 

@@ -47,10 +47,10 @@ class OtlpReceiver(
             assert found, sorted(span.name for span in self.all_spans())
             return self.all_spans()
 
-    def wait_for_pushes(self, count: int, timeout_s: float = 20.0) -> None:
+    def wait_for_pushes(self, count: int) -> None:
         """Returns after ``count`` pushes of metrics in all; fails the test when they do not come."""
         with self._arrived:
-            assert self._arrived.wait_for(lambda: len(self.metrics) >= count, timeout_s)
+            assert self._arrived.wait_for(lambda: len(self.metrics) >= count, 40.0)
 
     def Export(self, request, context):  # pyright: ignore[reportMissingParameterType,reportUnknownParameterType,reportIncompatibleMethodOverride]
         """One push of either kind."""

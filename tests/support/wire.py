@@ -129,12 +129,12 @@ class ScriptedEngine:
         self.said: dict[tuple[str, int], list[int]] = {}
         self.routes: dict[str, tuple[str, int]] = {}
 
-    async def appear(self, *, state: str = "ready", ttl_ms: int = 600_000) -> None:
+    async def appear(self, *, ttl_ms: int = 600_000) -> None:
         """Beats, and puts the toy model's card and files."""
         for data in toy_files().values():
             await self.wire.put_blob(data)
         await self.wire.put_card(toy_card(self.model))
-        await self.wire.beat_engine(self._info(state), ttl_ms=ttl_ms)
+        await self.wire.beat_engine(self._info("ready"), ttl_ms=ttl_ms)
 
     async def leave(self) -> None:
         """Ends its own lease, as one that stops."""

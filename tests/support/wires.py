@@ -61,18 +61,17 @@ class Wires(Protocol):
 class RedisWires:
     """Over a real server."""
 
-    def __init__(self, server: RedisServer, options: WireOptions = OPTIONS) -> None:
+    def __init__(self, server: RedisServer) -> None:
         self.server = server
-        self._options = options
         self._stack = contextlib.AsyncExitStack()
 
     async def gateway(self) -> GatewayWire:
-        wire = await connect_gateway(self.server.url, options=self._options)
+        wire = await connect_gateway(self.server.url, options=OPTIONS)
         self._stack.push_async_callback(wire.close)
         return wire
 
     async def engine(self) -> EngineWire:
-        wire = await connect_engine(self.server.url, options=self._options)
+        wire = await connect_engine(self.server.url, options=OPTIONS)
         self._stack.push_async_callback(wire.close)
         return wire
 
@@ -89,9 +88,9 @@ class RedisWires:
 class MemoryWires:
     """In memory."""
 
-    def __init__(self, options: WireOptions = OPTIONS) -> None:
+    def __init__(self) -> None:
         self.clock = FakeClock()
-        self.broker = MemoryBroker(clock=self.clock, options=options)
+        self.broker = MemoryBroker(clock=self.clock, options=OPTIONS)
 
     async def gateway(self) -> GatewayWire:
         return MemoryGatewayWire(self.broker)

@@ -69,7 +69,7 @@ def describe(cls: type[Settings]) -> list[SettingInfo]:
     return described
 
 
-def settings_markdown(cls: type[Settings], secrets: type[Secrets] | None = None) -> str:
+def settings_markdown(cls: type[Settings], secrets: type[Secrets]) -> str:
     """A table of the settings, and one of the secrets' variables."""
     lines = [
         f"| `{cls.section}.` | Default | Unit | Values | Variable, flag | Takes effect | Meaning |",
@@ -90,26 +90,24 @@ def settings_markdown(cls: type[Settings], secrets: type[Secrets] | None = None)
                 info.meaning,
             )
         )
-    if secrets is not None:
-        lines += ["", "| Secret | Or a file named by | Meaning |", "|---|---|---|"]
-        for name, field in secrets.model_fields.items():
-            variable = variable_of(secrets, name)
-            meaning = " ".join((field.description or "").split())
-            lines.append(_row(f"`{variable}`", f"`{variable}_FILE`", meaning))
+    lines += ["", "| Secret | Or a file named by | Meaning |", "|---|---|---|"]
+    for name, field in secrets.model_fields.items():
+        variable = variable_of(secrets, name)
+        meaning = " ".join((field.description or "").split())
+        lines.append(_row(f"`{variable}`", f"`{variable}_FILE`", meaning))
     return "\n".join(lines) + "\n"
 
 
-def env_example(cls: type[Settings], secrets: type[Secrets] | None = None) -> str:
+def env_example(cls: type[Settings], secrets: type[Secrets]) -> str:
     """Every variable, commented out, with its default and meaning."""
     lines: list[str] = []
     for info in describe(cls):
         unit = f" ({info.unit})" if info.unit else ""
         value = "" if info.required or info.default is None else plain(info.default)
         lines += [f"# {info.meaning}{unit}", f"#{info.variable}={value}"]
-    if secrets is not None:
-        for name, field in secrets.model_fields.items():
-            meaning = " ".join((field.description or "").split())
-            lines += [f"# Secret. {meaning}", f"#{variable_of(secrets, name)}_FILE="]
+    for name, field in secrets.model_fields.items():
+        meaning = " ".join((field.description or "").split())
+        lines += [f"# Secret. {meaning}", f"#{variable_of(secrets, name)}_FILE="]
     return "\n".join(lines) + "\n"
 
 

@@ -17,9 +17,9 @@ from support.held import make_record
 from support.waiting import eventually
 
 
-async def entries_of(bench: IntakeBench, request: str = "r1") -> list[LogEntry]:
-    """The resume log."""
-    return [entry for _, entry in await bench.gateway.read_log(request)]
+async def entries_of(bench: IntakeBench) -> list[LogEntry]:
+    """The resume log of ``r1``."""
+    return [entry for _, entry in await bench.gateway.read_log("r1")]
 
 
 async def published(bench: IntakeBench, tokens: int) -> None:

@@ -8,7 +8,6 @@ import pytest
 from headrace_contracts.codes import FinishReason
 from headrace_engine.scheduler.reasons import Reason
 from headrace_gateway.errors import RequestNotFound
-from headrace_gateway.inference.calls import Caller
 from headrace_gateway.inference.service import InferenceService
 from headrace_transport.interface import EngineInfo, Wait
 from support.wire import CALLER, MODEL, Stack, call, read
@@ -22,9 +21,9 @@ def says(stack: Stack, **waits: Wait) -> EngineInfo:
     return EngineInfo(stack.engine.name, MODEL, "ready", 1, 1, 9, 9, named)
 
 
-async def reason_of(service: InferenceService, call_id: str, caller: Caller = CALLER) -> str:
+async def reason_of(service: InferenceService, call_id: str) -> str:
     """The word."""
-    return (await service.why(call_id, caller)).reason
+    return (await service.why(call_id, CALLER)).reason
 
 
 async def test_a_queued_request_tells_what_is_before_it() -> None:

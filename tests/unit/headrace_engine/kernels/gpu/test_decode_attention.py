@@ -20,7 +20,7 @@ from support.paged import BLOCK, DIM, LAYER, LAYERS, Cache, store
 pytestmark = pytest.mark.torch
 
 
-def attention_of(cache: Cache, heads: int, *, rows: int, processors: int = 1) -> DecodeAttention:
+def attention_of(cache: Cache, heads: int, *, rows: int) -> DecodeAttention:
     return DecodeAttention(
         cache.region,
         rows=rows,
@@ -29,7 +29,7 @@ def attention_of(cache: Cache, heads: int, *, rows: int, processors: int = 1) ->
         kv_heads=cache.kv_heads,
         head_dim=DIM,
         block_tokens=BLOCK,
-        processors=processors,
+        processors=1,
     )
 
 
