@@ -327,6 +327,29 @@ def test_a_server_of_ones_own_is_reached_as_it_wants() -> None:
     assert watched.endswith("/headrace/0")
 
 
+def test_an_autoscaler_shows_the_server_what_engines_show_it() -> None:
+    """Parameters that KEDA's scaler of Redis lists reads from a TriggerAuthentication."""
+    server = {
+        "host": "h",
+        "existingSecret": "passwords",
+        "engineUsername": "e",
+        "tls": {"enabled": True, "caSecret": {"name": "ca"}, "clientSecret": "ours"},
+    }
+    outside = {"valkey": {"enabled": False}, "externalRedis": server}
+    docs = render({**engine(keda={"enabled": True}), **outside})
+    given = one(docs, "TriggerAuthentication", "rel-headrace-autoscaler")["spec"]["secretTargetRef"]
+    assert {each["parameter"]: (each["name"], each["key"]) for each in given} == {
+        "username": ("rel-headrace-autoscaler", "username"),
+        "password": ("passwords", "engine-password"),
+        "ca": ("ca", "ca.crt"),
+        "cert": ("ours", "tls.crt"),
+        "key": ("ours", "tls.key"),
+    }
+    for trigger in one(docs, "ScaledObject", ENGINE)["spec"]["triggers"]:
+        assert trigger["authenticationRef"] == {"name": "rel-headrace-autoscaler"}
+        assert trigger["metadata"]["enableTLS"] == "true"
+
+
 def test_network_policies_deny_all_and_allow_who_must() -> None:
     docs = rendered(EXAMPLES["multi-model"])
     policies = {
@@ -432,6 +455,70 @@ def test_routes_lead_to_both_apis_and_let_streams_last() -> None:
     assert http["timeouts"] == {"request": "0s", "backendRequest": "0s"}
     (grpc,) = one(docs, "GRPCRoute", "rel-headrace-grpc")["spec"]["rules"]
     assert grpc == {"backendRefs": [{"name": "rel-headrace", "port": 9000}]}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_what_an_object_points_at_is_there(example: str) -> None:
+    """Backends of routes and ingresses, targets of scalers, pods of services, budgets and monitors."""
+    docs = rendered(EXAMPLES[example])
+    services = {doc["metadata"]["name"]: doc["spec"] for doc in docs if doc["kind"] == "Service"}
+    templates = [doc["spec"]["template"] for doc in docs if "template" in doc.get("spec", {})]
+
+    def chosen(labels: Doc) -> list[Doc]:
+        """Pods that have these labels."""
+        return [
+            each["spec"]
+            for each in templates
+            if labels.items() <= each["metadata"]["labels"].items()
+        ]
+
+    def has_port(pod: Doc, name: str) -> bool:
+        ports = [port for each in pod["containers"] for port in each.get("ports", [])]
+        return name in [port["name"] for port in ports]
+
+    def backends(doc: Doc) -> list[tuple[str, int | str]]:
+        rules = doc["spec"]["rules"]
+        if doc["kind"] == "Ingress":
+            found = [path["backend"]["service"] for rule in rules for path in rule["http"]["paths"]]
+            return [(each["name"], *each["port"].values()) for each in found]
+        return [(each["name"], each["port"]) for rule in rules for each in rule["backendRefs"]]
+
+    for spec in services.values():
+        found = chosen(spec["selector"])
+        assert found
+        assert all(has_port(pod, port["targetPort"]) for port in spec["ports"] for pod in found)
+    for doc in docs:
+        spec = doc.get("spec", {})
+        match doc["kind"]:
+            case "Ingress" | "HTTPRoute" | "GRPCRoute":
+                assert backends(doc)
+                for name, port in backends(doc):
+                    known = [
+                        each[key] for each in services[name]["ports"] for key in ("name", "port")
+                    ]
+                    assert port in known
+            case "HorizontalPodAutoscaler" | "ScaledObject":
+                assert one(docs, spec["scaleTargetRef"]["kind"], spec["scaleTargetRef"]["name"])
+            case "PodDisruptionBudget":
+                assert chosen(spec["selector"]["matchLabels"])
+            case "PodMonitor":
+                found = chosen(spec["selector"]["matchLabels"])
+                assert found
+                for port in spec["podMetricsEndpoints"]:
+                    assert all(has_port(pod, port["port"]) for pod in found)
+            case "ServiceMonitor":
+                wanted = spec["selector"]["matchLabels"].items()
+                found = [
+                    each["spec"]
+                    for each in docs
+                    if each["kind"] == "Service" and wanted <= each["metadata"]["labels"].items()
+                ]
+                assert found
+                for port in spec["endpoints"]:
+                    named = [[each["name"] for each in one["ports"]] for one in found]
+                    assert all(port["port"] in names for names in named)
+            case _:
+                pass
 
 
 def test_every_image_is_in_the_list_for_those_who_carry_them_in() -> None:
@@ -586,14 +673,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "externalRedis": {"host": "h", "tls": {"caSecret": {"name": "ca"}}},
         },
         "externalRedis.tls.enabled is false",
-    ),
-    "autoscaler without a certificate": (
-        {
-            **engine(keda={"enabled": True}),
-            "valkey": {"enabled": False},
-            "externalRedis": {"host": "h", "tls": {"enabled": True, "clientSecret": "ours"}},
-        },
-        "externalRedis.tls.clientSecret: KEDA",
     ),
     "user without a password": (
         {"valkey": {"enabled": False}, "externalRedis": {"host": "h", "gatewayUsername": "g"}},

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 import pytest
+from headrace_contracts import keys
 from headrace_transport.errors import AccessDenied, TransportUnavailable
 from headrace_transport.options import WireOptions
 from headrace_transport.server import Server
@@ -110,14 +111,31 @@ async def test_nobody_may_more_than_he_must(bundled: Bundled, user: str) -> None
     await server.close()
 
 
-async def test_the_autoscaler_counts(bundled: Bundled) -> None:
-    server = bundled.server("autoscaler")
+COUNT = """
+local known = {zset = 'zcard', set = 'scard', list = 'llen', hash = 'hlen', none = 'llen'}
+return redis.call(known[redis.call('type', KEYS[1]).ok], KEYS[1])
+"""
+"""As KEDA's scaler of lists asks for a length, whatever it is the length of."""
+
+
+async def test_the_autoscaler_counts_as_keda_does(bundled: Bundled) -> None:
     await ready(bundled)
-    script = (
-        "return redis.call(({zset='zcard',none='llen'})[redis.call('type',KEYS[1]).ok],KEYS[1])"
-    )
-    for key in ("hr:{org/m}:queued", "hr:{org/m}:expiries"):
-        assert await server.command("EVAL", script, 1, key) == 0
+    models = {"m": {"artifact": "pkg://a/b", "name": "org/m", "keda": {"enabled": True}}}
+    docs = render({"models": models})
+    triggers = one(docs, "ScaledObject", "rel-headrace-m")["spec"]["triggers"]
+    lists = [each["metadata"]["listName"] for each in triggers]
+    assert set(lists) == {keys.queued("org/m"), keys.expiries("org/m")}
+    gateway, server = bundled.server("gateway"), bundled.server("autoscaler")
+    # What its client says first, and how the scaler asks whether anybody is there.
+    hello = ("HELLO", 3, "AUTH", "autoscaler", bundled.passwords["autoscaler"])
+    for command in (hello, ("CLIENT", "SETINFO", "LIB-NAME", "go-redis"), ("SELECT", 0), ("PING",)):
+        await server.command(*command)
+    for key in lists:
+        assert await server.command("EVAL", COUNT, 1, key) == 0
+        await gateway.command("ZADD", key, 1, "a", 2, "b", 3, "c")
+        assert await server.command("EVAL", COUNT, 1, key) == 3
+    await gateway.command("DEL", *lists)
+    await gateway.close()
     await server.close()
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 import base64
 import inspect
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,8 @@ import pytest
 from support import hub, models, toy_tokenizers
 from support.certificates import make_certificates
 from support.chart import one, render
-from support.kubernetes import Cluster, Release
+from support.kubernetes import Cluster, Release, until
+from support.objects import made_of, pod, service
 from support.policies import enforced, reaches
 from support.timings import Timings
 
@@ -80,46 +82,6 @@ files = [path for path in pathlib.Path("/model").iterdir() if path.is_file()]
 with hub({path.name: path.read_bytes() for path in files}, host="0.0.0.0", port=8080):
     signal.sigwait([signal.SIGTERM])
 """
-
-
-def made_of(kind: str, name: str, **files: bytes | str) -> dict[str, Any]:
-    """A Secret or ConfigMap of files."""
-    data = {
-        key: base64.b64encode(value.encode() if isinstance(value, str) else value).decode()
-        for key, value in files.items()
-    }
-    field = "data" if kind == "Secret" else "binaryData"
-    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, field: data}
-
-
-def service(name: str, port: int, app: str) -> dict[str, Any]:
-    ports = [{"port": port, "protocol": "TCP"}]
-    spec = {"selector": {"app": app}, "ports": ports, "publishNotReadyAddresses": True}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
-
-
-def pod(
-    name: str, containers: Mapping[str, tuple[str, list[str]]], mounts: Mapping[str, dict[str, Any]]
-) -> dict[str, Any]:
-    """A pod: image and command of each container, and where volumes are, for all of them."""
-    places = [{"name": place.strip("/"), "mountPath": place} for place in mounts]
-    volumes = [{"name": place.strip("/"), **source} for place, source in mounts.items()]
-    spec = {
-        "terminationGracePeriodSeconds": 1,
-        "containers": [
-            {
-                "name": each,
-                "image": image,
-                "imagePullPolicy": "IfNotPresent",
-                "command": command,
-                "volumeMounts": places,
-            }
-            for each, (image, command) in containers.items()
-        ],
-        "volumes": volumes,
-    }
-    meta = {"name": name, "labels": {"app": name}}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
 def server(folder: Path) -> list[dict[str, Any]]:
@@ -187,7 +149,7 @@ def release(
     cluster: Cluster, timings: Timings, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[Release]:
     """The chart beside them."""
-    cluster.kubectl("create", "namespace", NAMESPACE)
+    cluster.make_namespace(NAMESPACE)
     made = Release(cluster, NAMESPACE, VALUES)
     try:
         folders = [tmp_path_factory.mktemp(name) for name in ("tls", "model")]
@@ -237,6 +199,9 @@ def test_network_policies_let_through_what_must_and_nothing_else(release: Releas
         ("hub", "headrace-engines", 9100),
     ]
     for pod_name, host, port in allowed:
-        assert reaches(release, pod_name, host, port), f"{pod_name} does not reach {host}:{port}"
+        until(
+            partial(reaches, release, pod_name, host, port),
+            f"{pod_name} does not reach {host}:{port}",
+        )
     for pod_name, host, port in refused:
         assert not reaches(release, pod_name, host, port), f"{pod_name} reaches {host}:{port}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator
 from typing import Any
 
@@ -37,11 +38,14 @@ spec:
 """
 
 
+NUMBERS = itertools.count(1)
+
+
 @pytest.fixture
-def release(cluster: Cluster, request: pytest.FixtureRequest) -> Generator[Release]:
+def release(cluster: Cluster) -> Generator[Release]:
     """The chart in a namespace of its own, not yet installed; by the older helm, for a change."""
-    namespace = "headrace-fault-" + str(abs(hash(request.node.name)) % 10_000)
-    cluster.kubectl("create", "namespace", namespace)
+    namespace = f"headrace-fault-{next(NUMBERS)}"
+    cluster.make_namespace(namespace)
     made = Release(cluster, namespace, BASE, helm=3)
     yield made
     made.uninstall()

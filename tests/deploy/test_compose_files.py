@@ -6,13 +6,14 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 import yaml
 from containers.cache import ROOT
 from containers.chart_tools import BIN, program
 from containers.daemon import Daemon
+from jsonschema import Draft7Validator
 
 OURS: Final = ("secrets", "valkey", "engine", "engine-gpu", "gateway", "cli")
 
@@ -132,6 +133,152 @@ def test_prometheus_asks_every_service_that_has_metrics(config: dict[str, Any]) 
     }
     assert asked == {"gateway", "engine", "engine-gpu"}
     assert asked <= set(config["services"])
+
+
+def fields(required: tuple[str, ...] = (), **known: Any) -> dict[str, Any]:
+    """The JSON schema of a mapping with these fields and no others."""
+    return {
+        "type": "object",
+        "properties": known,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def one_of(*values: str) -> dict[str, Any]:
+    return {"enum": list(values)}
+
+
+TEXT: Final = {"type": "string", "minLength": 1}
+SWITCH: Final = {"type": "boolean"}
+COUNT: Final = {"type": "integer", "minimum": 0}
+TIME: Final = {"type": "string", "pattern": r"^(\d+(\.\d+)?(ms|s|m|h))+$"}
+ADDRESS: Final = {"type": "string", "pattern": r"^[\w.]+:\d+$"}
+NAMES: Final = {"type": "array", "items": TEXT, "minItems": 1}
+LISTENS: Final = fields(("endpoint",), endpoint=ADDRESS, max_recv_msg_size_mib=COUNT)
+PIPELINE: Final = fields(
+    ("receivers", "exporters"), receivers=NAMES, processors=NAMES, exporters=NAMES
+)
+DOCUMENTED: Final = {
+    "otel/collector.yaml": fields(
+        ("receivers", "exporters", "service"),
+        receivers=fields(otlp=fields(("protocols",), protocols=fields(grpc=LISTENS, http=LISTENS))),
+        processors=fields(
+            memory_limiter=fields(
+                ("check_interval", "limit_mib"),
+                check_interval=TIME,
+                limit_mib=COUNT,
+                spike_limit_mib=COUNT,
+                limit_percentage=COUNT,
+                spike_limit_percentage=COUNT,
+            ),
+            batch=fields(timeout=TIME, send_batch_size=COUNT, send_batch_max_size=COUNT),
+        ),
+        exporters=fields(
+            debug=fields(
+                verbosity=one_of("basic", "normal", "detailed"),
+                sampling_initial=COUNT,
+                sampling_thereafter=COUNT,
+            )
+        ),
+        service=fields(
+            ("pipelines",),
+            telemetry=fields(
+                metrics=fields(level=one_of("none", "basic", "normal", "detailed")),
+                logs=fields(level=one_of("debug", "info", "warn", "error")),
+            ),
+            pipelines=fields(traces=PIPELINE, metrics=PIPELINE, logs=PIPELINE),
+        ),
+    ),
+    "grafana/provisioning/dashboards/headrace.yaml": fields(
+        ("apiVersion", "providers"),
+        apiVersion={"const": 1},
+        providers={
+            "type": "array",
+            "items": fields(
+                ("name", "type", "options"),
+                name=TEXT,
+                orgId=COUNT,
+                folder={"type": "string"},
+                folderUid=TEXT,
+                type=one_of("file"),
+                disableDeletion=SWITCH,
+                updateIntervalSeconds=COUNT,
+                allowUiUpdates=SWITCH,
+                options=fields(("path",), path=TEXT, foldersFromFilesStructure=SWITCH),
+            ),
+        },
+    ),
+    "grafana/provisioning/datasources/headrace.yaml": fields(
+        ("apiVersion", "datasources"),
+        apiVersion={"const": 1},
+        datasources={
+            "type": "array",
+            "items": fields(
+                ("name", "type", "access"),
+                name=TEXT,
+                type=one_of("prometheus"),
+                uid=TEXT,
+                orgId=COUNT,
+                url={"type": "string", "pattern": r"^https?://[\w.-]+(:\d+)?$"},
+                access=one_of("proxy", "direct"),
+                isDefault=SWITCH,
+                editable=SWITCH,
+                version=COUNT,
+                jsonData=fields(
+                    timeInterval=TIME,
+                    queryTimeout=TIME,
+                    httpMethod=one_of("GET", "POST"),
+                    manageAlerts=SWITCH,
+                ),
+            ),
+        },
+    ),
+}
+"""Files of ``docker`` for programs that cannot be run here, and what those document of the parts that
+are used: the Collector's receivers, processors and exporters of these names, Grafana's provisioning.
+"""
+FAULTS: Final = [
+    ("otel/collector.yaml", "processors.memory_limiter.limit_mb", 400),
+    ("otel/collector.yaml", "processors.batch.timeout", 1),
+    ("otel/collector.yaml", "exporters.debug.verbosity", "loud"),
+    ("otel/collector.yaml", "service.pipelines.trace", {"receivers": ["otlp"]}),
+    ("grafana/provisioning/dashboards/headrace.yaml", "providers.0.options.folder", "/x"),
+    ("grafana/provisioning/dashboards/headrace.yaml", "providers.0.allowUIUpdates", True),
+    ("grafana/provisioning/datasources/headrace.yaml", "datasources.0.access", "server"),
+    ("grafana/provisioning/datasources/headrace.yaml", "datasources.0.jsonData.interval", "10s"),
+]
+
+
+def against(name: str, content: Any) -> list[str]:
+    """What a file has that its program does not document."""
+    validator = cast(Any, Draft7Validator(DOCUMENTED[name]))
+    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(content)]
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_a_file_has_what_its_program_documents(name: str) -> None:
+    assert against(name, yaml.safe_load((ROOT / "docker" / name).read_text())) == []
+
+
+@pytest.mark.parametrize(("name", "path", "value"), FAULTS)
+def test_a_fault_in_such_a_file_is_found(name: str, path: str, value: Any) -> None:
+    content = yaml.safe_load((ROOT / "docker" / name).read_text())
+    *above, last = path.split(".")
+    place: Any = content
+    for step in above:
+        place = place[int(step) if step.isdigit() else step]
+    place[last] = value
+    assert last in "".join(against(name, content))
+
+
+def test_the_collector_s_limits_leave_room(config: dict[str, Any]) -> None:
+    settings = yaml.safe_load((ROOT / "docker/otel/collector.yaml").read_text())
+    limiter = settings["processors"]["memory_limiter"]
+    held = int(config["services"]["otel-collector"]["deploy"]["resources"]["limits"]["memory"])
+    assert limiter["spike_limit_mib"] < limiter["limit_mib"] < held / (1 << 20)
+    for pipeline in settings["service"]["pipelines"].values():
+        assert pipeline["processors"][0] == "memory_limiter"
 
 
 def test_the_collector_s_pipelines_name_parts_that_it_has() -> None:

@@ -49,7 +49,7 @@ async def follow(
     address: Callable[[], str],
     body: dict[str, Any],
     *,
-    within_s: float = 120.0,
+    within_s: float = 300.0,
     path: str = "/v1/completions",
 ) -> Followed:
     """Streams a call to its end, reading on at ``address()`` as often as it takes.
@@ -79,7 +79,7 @@ async def follow(
                         said = (await response.aread()).decode()
                         raise AssertionError(f"{response.status_code}: {said}; {found}")
                     await _read(response, found)
-            except (httpx.NetworkError, httpx.RemoteProtocolError):
+            except (httpx.NetworkError, httpx.ConnectTimeout, httpx.RemoteProtocolError):
                 if answered:
                     found.cut_off += 1
                 else:

@@ -1,7 +1,8 @@
 """Keeps dnsmasq's hosts file in step with the cluster's services; runs until it is ended.
 
-A service with an address of its own is that address. A headless one is its ready pods, each also
-under its host name. Only the standard library, since it runs outside the environment.
+A service with an address of its own is that address, also under other names if it says so. A headless
+one is its ready pods, each also under its host name. Only the standard library, since it runs outside
+the environment.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from urllib.error import URLError
 
 API = "https://127.0.0.1:16443"
 EVERY_S = 0.5
+OUTSIDE = "headrace.test/names"
+"""Annotation of a service with names that it stands in for, which are nobody's in the cluster."""
 
 
 def main() -> None:
@@ -61,6 +64,8 @@ def hosts(services: list[dict[str, Any]], endpoints: list[dict[str, Any]]) -> st
             headless.add(name)
         elif address:
             lines.add(f"{address} {name}")
+            notes = service["metadata"].get("annotations", {})
+            lines |= {f"{address} {each}" for each in notes.get(OUTSIDE, "").split()}
     for each in endpoints:
         name = name_of(each)
         if name not in headless:
