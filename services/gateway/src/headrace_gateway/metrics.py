@@ -44,7 +44,7 @@ class GatewayMetrics:
         )
         self.grpc_requests = registry.counter(
             "headrace_gateway_grpc_requests_total",
-            "Answered gRPC calls by method and status.",
+            "Answered gRPC calls by method and status; method unmatched: refused at the door.",
             labels=("method", "status"),
         )
         self.started = registry.counter(

@@ -9,7 +9,10 @@ import pytest
 from headrace_contracts.limits import MAX_NAME
 from headrace_gateway.auth.keys import Authenticator, KeyStore
 from headrace_gateway.errors import BackendUnavailable, InvalidApiKey, PermissionDenied
+from headrace_transport.errors import CommandFailed
+from headrace_transport.interface import ApiKey
 from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
+from structlog.testing import capture_logs
 from support.clock import FakeClock
 
 PEPPER = b"0123456789abcdef"
@@ -342,3 +345,35 @@ async def test_a_flood_of_unknown_keys_does_not_fill_the_memory(
         with pytest.raises(InvalidApiKey):
             await door.auth.token(f"sk-guess-{number}".encode())
     assert len(door.auth._known) <= 10  # pyright: ignore[reportPrivateUsage]
+
+
+class Damaging(MemoryGatewayWire):
+    """Has one key that cannot be read."""
+
+    bad = ""
+
+    async def api_key(self, public_id: str) -> ApiKey | None:
+        if public_id == self.bad:
+            raise CommandFailed(f"the API key {public_id} cannot be read")
+        return await super().api_key(public_id)
+
+
+async def test_a_damaged_key_opens_nothing_and_is_told_once() -> None:
+    broker, clock = MemoryBroker(), FakeClock()
+    wire = Damaging(broker)
+    keys = KeyStore(wire, PEPPER, clock)
+    auth = Authenticator(wire, PEPPER, clock, cache_s=0)
+    token, key = await keys.create(name="a")
+    with capture_logs() as said:
+        assert (await auth.token(token.encode())).key_id == key.public_id
+        wire.bad = key.public_id
+        clock.advance(1)
+        with pytest.raises(BackendUnavailable, match="may come back"):  # as one that got lost
+            await auth.token(token.encode())
+        fresh = Authenticator(wire, PEPPER, clock, cache_s=0)
+        with pytest.raises(InvalidApiKey):
+            await fresh.token(token.encode())
+        assert not await keys.adopt_unless_known(token, name="first")
+    assert [each["event"] for each in said] == ["wire.damaged_record"]
+    wire.bad = ""
+    assert [each.name for each in await keys.list()] == ["a"]

@@ -298,3 +298,12 @@ async def test_a_call_that_ends_while_its_marks_are_read_is_judged_by_its_end(
         assert second.id == ("cmpl-2" if reason is FinishReason.CANCELLED else "cmpl-1")
         for each in (first, second):
             await each.aclose()
+
+
+async def test_a_name_whose_value_is_damaged_is_free() -> None:
+    stack = Stack()
+    wire = MemoryGatewayWire(stack.broker)
+    made = again("cmpl-1")
+    assert made.once is not None
+    await wire.bind_once("acme", "key1", made.once.name, "junk", ttl_ms=60_000)
+    assert await Once(wire, cancelled=lambda _: False).hold(made, made.once) is None

@@ -39,6 +39,8 @@ async def test_without_a_good_key_only_health_answers(header: str | None) -> Non
         asked = stub.ServerReflectionInfo(iter([listing]), metadata=metadata)
         assert (await failure_of(asked)).code() is grpc.StatusCode.UNAUTHENTICATED
         await it.health.Check(health_pb2.HealthCheckRequest())
+        told = {"method": "unmatched", "status": "UNAUTHENTICATED"}
+        assert it.gateway.value("headrace_gateway_grpc_requests_total", **told) == 6
 
 
 async def test_with_a_key_what_does_not_exist_is_unimplemented() -> None:

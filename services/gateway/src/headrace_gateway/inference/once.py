@@ -60,7 +60,11 @@ class Once:
             held = await self._bind(call, key, value, ADMITTING_MS, instead=instead)
             if held == value:
                 return None
-            request_id, body, *kept = held.split(" ")
+            request_id, *words = held.split(" ")
+            if not words:  # damaged: nobody can tell which call it was
+                instead = held
+                continue
+            body, *kept = words
             if body != key.body:
                 raise Conflict("This key was used for a call with another body.", param=PARAM)
             try:

@@ -9,9 +9,12 @@ import grpc
 
 from headrace_gateway.auth.keys import Authenticator
 from headrace_gateway.errors import GatewayError
-from headrace_gateway.rpc.statuses import Context, refuse
+from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.rpc.statuses import Context, refuse, status_of
 
 OPEN_SERVICES: Final = ("/grpc.health.v1.Health/",)
+NO_METHOD: Final = "unmatched"
+"""Method of calls that were refused before anybody looked for it."""
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]  # a type only: the class takes no parameters
@@ -21,8 +24,9 @@ Metadata = Any
 class Guard(grpc.aio.ServerInterceptor):
     """Asks for a key at every method that is not on the list, known or unknown."""
 
-    def __init__(self, auth: Authenticator) -> None:
+    def __init__(self, auth: Authenticator, metrics: GatewayMetrics) -> None:
         self._auth = auth
+        self._metrics = metrics
 
     async def intercept_service(
         self,
@@ -35,8 +39,16 @@ class Guard(grpc.aio.ServerInterceptor):
             try:
                 await self._auth.bearer(header)
             except GatewayError as error:
-                return _refusing(error)
+                return self._refusing(error)
         return await continuation(handler_call_details)
+
+    def _refusing(self, error: GatewayError) -> Handler:
+        async def answer(_requests: object, context: Context) -> None:
+            # the method is the caller's word, and may be any
+            self._metrics.grpc_requests.labels(NO_METHOD, status_of(error).name).inc()
+            await refuse(context, error)
+
+        return grpc.stream_stream_rpc_method_handler(answer)  # pyright: ignore[reportArgumentType]
 
 
 def metadata_value(metadata: Metadata, name: str) -> str | bytes | None:
@@ -45,10 +57,3 @@ def metadata_value(metadata: Metadata, name: str) -> str | bytes | None:
         if key == name:
             return value
     return None
-
-
-def _refusing(error: GatewayError) -> Handler:
-    async def answer(_requests: object, context: Context) -> None:
-        await refuse(context, error)
-
-    return grpc.stream_stream_rpc_method_handler(answer)  # pyright: ignore[reportArgumentType]

@@ -50,7 +50,7 @@ class RpcServer:
         self._settings = settings
         self._health = cast(_Health, health.aio.HealthServicer())  # pyright: ignore
         self._server = grpc.aio.server(
-            interceptors=[Guard(auth), Decoding(SERVICE)],
+            interceptors=[Guard(auth, metrics), Decoding(SERVICE)],
             options=[
                 ("grpc.max_receive_message_length", settings.max_body_bytes),
                 ("grpc.so_reuseport", 0),
