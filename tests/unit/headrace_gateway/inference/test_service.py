@@ -16,7 +16,6 @@ from headrace_gateway.errors import (
     NoEngine,
     PermissionDenied,
     QueueFull,
-    RateLimitExceeded,
     RequestNotFound,
 )
 from headrace_gateway.inference.calls import KeepAlive, SamplingCall, TokenPrompt
@@ -274,18 +273,6 @@ async def test_without_an_engine_a_call_is_refused_unless_it_may_wait_for_one() 
         [claimed] = await stack.engine.claim()
         await stack.engine.say(claimed, "late", finish=LENGTH)
         assert texts(await read(running)) == {0: "late"}
-        await running.aclose()
-
-
-async def test_a_keys_concurrency_is_bounded() -> None:
-    stack = Stack()
-    one = replace(CALLER, max_concurrency=1)
-    async with stack.gateway().running() as service:
-        await stack.engine.appear()
-        running = await service.start(call("x", caller=one))
-        with pytest.raises(RateLimitExceeded) as caught:
-            await service.start(call("y", caller=one, request_id="cmpl-2"))
-        assert caught.value.retry_after_s
         await running.aclose()
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from headrace_contracts.codes import FinishReason
-from headrace_contracts.pb.queue_pb2 import RequestRecord
 from headrace_kit.clock import Clock
 from headrace_kit.log import get_logger
 from headrace_kit.traces import NO_SPAN, Span
@@ -24,13 +23,9 @@ from headrace_transport.interface import GatewayWire
 
 from headrace_gateway.errors import (
     DRAIN_RETRY_S,
-    BackendUnavailable,
-    Conflict,
     Draining,
     GatewayError,
-    InvalidRequest,
     ModelNotFound,
-    QueueFull,
     RateLimitExceeded,
     RequestNotFound,
     transport_errors,
@@ -56,9 +51,9 @@ from headrace_gateway.inference.resume import (
     resumed_session,
 )
 from headrace_gateway.inference.running import OpenCall, Running
-from headrace_gateway.inference.session import Session
 from headrace_gateway.inference.spans import tell_request
 from headrace_gateway.inference.standing import Listed, Why
+from headrace_gateway.inference.submission import Submission
 from headrace_gateway.inference.tasks import Tasks
 from headrace_gateway.inference.watch import ModelGauges, Sweeper
 from headrace_gateway.metrics import GatewayMetrics
@@ -155,6 +150,15 @@ class InferenceService:
             metrics,
             heard=self._book.heard,
             reconnected=self._reconnected,
+        )
+        self._submission = Submission(
+            wire,
+            clock,
+            metrics,
+            book=self._book,
+            inbox=self._inbox,
+            receipts=self._receipts,
+            max_queued=settings.max_queued,
         )
         self._recovery = Recovery(
             wire,
@@ -256,7 +260,7 @@ class InferenceService:
         tell_request(call, plan.call.sessions[0].record)
         await self._limits.reserve(plan.call, call.caller)
         try:
-            await self._submit(plan.call, call.caller)
+            await self._submission.submit(plan.call, call.caller)
         except BaseException:
             self._limits.refund(plan.call)
             raise
@@ -465,62 +469,6 @@ class InferenceService:
             raise RateLimitExceeded(
                 f"This gateway holds {held} open requests, the limit is {limit}.",
                 retry_after_s=self._receipts.advise_s(held),
-            )
-
-    async def _submit(self, call: OpenCall, caller: Caller) -> None:
-        """Queues every record, or none: what was queued before a refusal is cancelled."""
-        sent: list[Session] = []
-        try:
-            for session in call.sessions:
-                self._inbox.open(session)
-                sent.append(session)
-                await self._queue(session, caller, first=session is call.sessions[0])
-                session.submitted = True
-        except BaseException as error:
-            # A plain refusal says that it is not queued; after anything else it may be.
-            doubtful = not isinstance(error, GatewayError) or isinstance(error, BackendUnavailable)
-            for session in sent:
-                self._inbox.close(session)
-                if session.submitted or doubtful:
-                    self._book.cancel_record(session, "failure")
-            raise
-        self._metrics.started.labels(call.model).inc()
-        self._book.enter(call)
-
-    async def _queue(self, session: Session, caller: Caller, *, first: bool) -> None:
-        bound = caller.max_concurrency if first else None
-        try:
-            try:
-                await self._put(session.record, bound)
-            except transport.ConcurrencyExceeded:
-                # Who has an answer may ask again, also before its engine has settled it.
-                over = self._book.answered(caller.tenant, caller.key_id)
-                if not over:
-                    raise
-                await self._put(session.record, bound, over)
-        except transport.QueueFull as full:
-            rate = self._book.rate(session.record.model)
-            retry_s = rate.advise(self._clock.monotonic())
-            raise QueueFull(depth=full.depth, limit=full.limit, retry_after_s=retry_s) from full
-        except transport.ConcurrencyExceeded as many:
-            raise RateLimitExceeded(
-                f"This key has {many.running} requests running, its limit is {many.limit}.",
-                retry_after_s=self._receipts.advise_s(many.running),
-            ) from many
-        except transport.RequestConflict as taken:
-            raise Conflict("A request with this id exists.", param="id") from taken
-        except transport.RecordRejected as refused:
-            raise InvalidRequest(str(refused)) from refused
-
-    async def _put(
-        self, record: RequestRecord, max_concurrency: int | None, over: Sequence[str] = ()
-    ) -> None:
-        with transport_errors():
-            await self._wire.submit(
-                record,
-                max_queued=self._settings.max_queued,
-                max_concurrency=max_concurrency,
-                over=over,
             )
 
     def _reader(
