@@ -501,7 +501,7 @@ def _state(block: LogicalBlock) -> tuple[Any, ...]:
         block.indexed,
         block.allocated,
         block.valid,
-        block.refs,
+        block.refs + len(block.holders),
         [holder.number for holder in block.holders],
         [(s.offset, s.publisher, sorted(s.origins)) for s in block.states],
     )

@@ -26,11 +26,11 @@ def test_a_block_stays_as_long_as_somebody_or_its_memory_refers_to_it(rig: Cache
     first, second = rig.enter(), rig.enter()
     (block,) = rig.fill(first, A)
     rig.pool.share(second, block)
-    assert block.refs == 3
+    assert (block.refs, len(block.holders)) == (1, 2)
     rig.leave(first)
-    assert block.refs == 2
+    assert (block.refs, len(block.holders)) == (1, 1)
     rig.leave(second)
-    assert block.refs == 1
+    assert (block.refs, len(block.holders)) == (1, 0)
     assert block.slot is not None
     assert block.slot.listed
     assert rig.pool.evict_all() == 1

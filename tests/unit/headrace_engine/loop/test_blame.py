@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
+import headrace_engine
 import numpy as np
 import pytest
 from headrace_contracts.codes import Code, FinishReason
 from headrace_engine.cache.block import LogicalBlock, SequenceBlocks
 from headrace_engine.errors import EngineFailed
-from headrace_engine.loop.blame import at_work
+from headrace_engine.loop.blame import NAMES, at_work
+from headrace_engine.loop.outputs import OutputBuilder
 from headrace_engine.scheduler.commit import Chunk
+from headrace_engine.state.outputs import PassOutputs
 from headrace_engine.state.request import Request, RequestHandle, Sampling
 from headrace_engine.state.sequence import Sequence
 from support.engine import Rig
@@ -166,6 +172,57 @@ def test_a_start_that_was_told_some_passes_ago_is_not_told_again(
     run_until_it_fails(rig)  # hearing a second start fails
     assert rig.choice(poison).started is start
     assert rig.reason(poison) is FinishReason.ERROR
+
+
+@pytest.mark.rule("request.one-terminal-status")
+def test_what_breaks_while_the_outputs_are_told_keeps_nobody_from_being_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(max_batch=2)
+    handles = [rig.push([1, 2, 3], 20), rig.push([4, 5, 6], 20), rig.push([7, 8, 9], 20)]
+    rig.step()
+    rig.step()
+    take, told = OutputBuilder.take, list[int]()
+
+    def broken(outputs: OutputBuilder, pass_id: int) -> PassOutputs | None:
+        told.append(pass_id)
+        if len(told) <= 2:  # the pass breaks here, and then telling what it had to tell
+            raise ZeroDivisionError("poison")
+        return take(outputs, pass_id)
+
+    monkeypatch.setattr(OutputBuilder, "take", broken)
+    rig.door.drain()
+    with pytest.raises(EngineFailed, match="poison") as caught:
+        rig.loop.run()
+    assert "then ZeroDivisionError('poison')" in caught.value.__notes__
+    for outputs in rig.door.take_outputs(0) or []:
+        rig.hear(outputs)
+    for handle in handles:
+        end = rig.choice(handle).end
+        assert end is not None
+        assert end.code is Code.ENGINE_FAILED
+
+
+def test_every_function_calls_what_it_works_on_by_the_name_that_blame_reads() -> None:
+    """Blame reads variables of frames: another name would let a poison go from engine to engine."""
+    core = Path(str(headrace_engine.__file__)).parent
+    wrong: list[str] = []
+    seen = 0
+    for source in chain.from_iterable(
+        (core / part).glob("*.py") for part in ("loop", "scheduler", "cache")
+    ):
+        for function in ast.walk(ast.parse(source.read_text())):
+            if isinstance(function, ast.FunctionDef):
+                for argument in (*function.args.args, *function.args.kwonlyargs):
+                    if isinstance(argument.annotation, ast.Name):
+                        wanted = NAMES.get(argument.annotation.id)
+                        seen += wanted is not None
+                        if wanted not in (None, argument.arg):
+                            wrong.append(
+                                f"{source.name}: {function.name}({argument.arg}), not {wanted}"
+                            )
+    assert not wrong
+    assert seen > 50
 
 
 @pytest.mark.rule("loop.validate-rejects-per-request")

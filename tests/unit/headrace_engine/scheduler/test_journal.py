@@ -23,6 +23,23 @@ def test_the_ring_keeps_two_segments_and_the_older_ones_go() -> None:
     assert all(segment.weight < 2000 + 2000 for segment in journal.segments)
 
 
+@pytest.mark.rule("journal.bounded")
+def test_what_comes_while_a_snapshot_is_taken_is_bounded_too() -> None:
+    half = 20_000
+    journal = Journal(2 * half, blocks_a_pass=1)
+    rig = Rig(
+        journal=journal, pool_blocks=2000, session_tokens=1600, batch_tokens=2048, max_batch=4
+    )
+    for i in range(4):
+        rig.push([i] * 1000, 150)
+    rig.run()
+    assert rig.scheduler.passes > 150
+    assert len(rig.scheduler.pool.trie) > 4 * 300, "a snapshot would have taken all passes"
+    assert len(journal.segments) == 2
+    # Half, a quarter of it more, and what one pass adds.
+    assert all(segment.weight < half + half // 4 + 2000 for segment in journal.segments)
+
+
 @pytest.mark.rule("journal.keys-only")
 def test_neither_the_ring_nor_its_file_holds_tokens_or_salts(tmp_path: Path) -> None:
     journal, _ = recorded(limit_bytes=4000)

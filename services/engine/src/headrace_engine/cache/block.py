@@ -75,8 +75,9 @@ class LogicalBlock:
     which belongs to the block (``parent``) in which or at whose end its position lies.
 
     Invariants
-        refs == len(holders) + len(followers) + len(states) + (slot.allocation is set)
-        refs == 0  implies  it is in no trie and no sequence
+        refs == len(followers) + len(states) + (slot.allocation is set); of a root, sequences besides
+        refs == 0 and no holders  implies  it is in no trie and no sequence
+        held  implies  its parent, where it is indexed, is held by the same sequences, and maybe more
         indexed  implies  tokens, key and parent are set, and never change again
         offered > 0  implies  not indexed, no followers, and tokens and parent are set
         valid  implies  allocated
@@ -104,6 +105,7 @@ class LogicalBlock:
     valid: bool = False
     """A private block's content may be valid in part: its sequence knows how far."""
     refs: int = 0
+    """What keeps it besides its holders: they are counted where they stand."""
     holders: dict[SequenceBlocks, None] = field(default_factory=_no_holders)
     """In order of arrival; a dict so that leaving costs the same for the last of a thousand."""
     publisher: int = 0
@@ -174,6 +176,9 @@ class SequenceBlocks:
     chain: LogicalBlock | None
     """The last indexed block (at first the root); None once one could not be indexed."""
     chained: int = 0
+    prefix: bytes = b""
+    """Its known tokens when it was admitted, as an identity: in them the content of its indexed blocks
+    stands in one piece. Empty where tokens alone are no identity."""
     blocks: list[LogicalBlock] = field(default_factory=_no_blocks)
     eligible: bool = True
     """False once its sequence has ended: what it holds is not taken, but freed soon."""

@@ -24,7 +24,7 @@ class LogicalBlockPool:
     """Every LogicalBlock of one engine.
 
     Invariants
-        alive == blocks with refs > 0, roots and states excluded
+        alive == blocks with holders or refs > 0, roots and states excluded
         checkpoints == states that belong to a block
         a slot is listed  iff  it is allocated and its owner has no holder
     """
@@ -64,7 +64,7 @@ class LogicalBlockPool:
         root.refs += 1
         holder = SequenceBlocks(number=number, root=root, chain=root)
         if self.state_type is not None:
-            holder.frontier = state = LogicalBlock(0, 0, refs=1, holders={holder: None})
+            holder.frontier = state = LogicalBlock(0, 0, holders={holder: None})
             state.slot = CacheBlock(self.state_type, state)
         return holder
 
@@ -72,9 +72,7 @@ class LogicalBlockPool:
         """Appends a new private block without memory."""
         size = self.block_tokens
         blocks = holder.blocks
-        block = LogicalBlock(
-            len(blocks) * size, size, refs=1, holders={holder: None}, maker=holder.number
-        )
+        block = LogicalBlock(len(blocks) * size, size, holders={holder: None}, maker=holder.number)
         block.slot = CacheBlock(self.block_type, block)
         self.alive += 1
         blocks.append(block)
@@ -89,12 +87,13 @@ class LogicalBlockPool:
         if not run:
             return
         assert run[0].parent is holder.chain
-        for block in run:
-            block.refs += 1
-            holders = block.holders
-            if not holders and (slot := block.slot) is not None and slot.listed:
+        for block in reversed(run):
+            if block.holders:
+                break  # whoever holds it holds those before it
+            if (slot := block.slot) is not None and slot.listed:
                 self.slots.sorted.remove(slot)
-            holders[holder] = None
+        for block in run:
+            block.holders[holder] = None
         if self.named is not None:
             first = len(holder.blocks)
             for index, block in enumerate(run, first):
@@ -195,7 +194,6 @@ class LogicalBlockPool:
         holder.frontier = None
         del state.holders[holder]
         self.attach_state(block, state)
-        state.refs -= 1  # the holder's; its memory's is left
 
     def touch(self, block: LogicalBlock) -> None:
         """A block or checkpoint was copied from: if nobody holds it, that was its last use."""
@@ -216,12 +214,13 @@ class LogicalBlockPool:
         dropped = holder.blocks[count:]
         del holder.blocks[count:]
         idle: list[CacheBlock] = []
-        for block in reversed(dropped):
-            holders = block.holders
-            del holders[holder]
-            if holders:
-                block.refs -= 1  # not the last: somebody else holds it
-                continue
+        while dropped:
+            block = dropped.pop()
+            del block.holders[holder]
+            if block.holders:  # somebody else holds it, and so those before it
+                for block in dropped:
+                    del block.holders[holder]
+                break
             if (slot := block.slot) is not None and slot.allocation is not None:
                 if block.valid and (block.indexed or block.offered):
                     if block.states:
@@ -232,10 +231,8 @@ class LogicalBlockPool:
                     idle.append(slot)
                 else:
                     self.slots.objects.free(self.unpin(block))
-            if block.refs > 1:
-                block.refs -= 1
             else:
-                self._drop(block)
+                self._recycle(block)
         listed.add_all(idle)
         if count < holder.chained:
             holder.chained = count
@@ -249,7 +246,8 @@ class LogicalBlockPool:
             del state.holders[holder]
             if state.allocated:
                 self.slots.objects.free(self.unpin(state))
-            self._drop(state)
+            else:
+                self._recycle(state)
         self.truncate(holder, 0)
         self._drop(holder.root)
 
@@ -304,22 +302,26 @@ class LogicalBlockPool:
             holder.changed = True
 
     def _drop(self, block: LogicalBlock) -> None:
-        """One reference less; at zero the block is recycled, and so on up its parents."""
+        """One reference less."""
+        block.refs -= 1
+        assert block.refs >= 0, "block dropped too often"
+        self._recycle(block)
+
+    def _recycle(self, block: LogicalBlock) -> None:
+        """If nothing keeps the block it is gone, and so on up its parents."""
         node: LogicalBlock | None = block
-        while node is not None:
-            node.refs -= 1
-            assert node.refs >= 0, "block dropped too often"
-            if node.refs:
-                return
+        while node is not None and not node.refs and not node.holders:
             if node.slot is None:
                 self.trie.drop_root(node)
                 return
-            assert not node.holders
             if node.capacity:
                 self.alive -= 1
                 node = self.trie.erase(node) if node.indexed or node.offered else None
             else:
                 node = self._detach_state(node)
+            if node is not None:
+                node.refs -= 1
+                assert node.refs >= 0, "block dropped too often"
 
     def _detach_state(self, state: LogicalBlock) -> LogicalBlock | None:
         """A state is gone: the block it was a checkpoint of loses a reference."""
@@ -369,10 +371,14 @@ class LogicalBlockPool:
             assert not block.offered or (not children and len(block.holders) <= 1)
             for holder in block.holders:
                 assert holder.blocks[block.offset // self.block_tokens] is block
-            refs = len(block.holders) + len(children) + len(block.states) + block.allocated
-            assert refs == block.refs > 0, "reference count is wrong"
+            refs = len(children) + len(block.states) + block.allocated
+            assert refs == block.refs, "reference count is wrong"
+            assert refs or block.holders, "nothing keeps it"
+            kept = () if not block.indexed or block.parent is None else block.parent.holders
+            assert not kept or block.holders.keys() <= kept.keys(), "held without its parent"
         for state in (*states, *checkpoints):
-            assert state.refs == len(state.holders) + state.allocated > 0
+            assert state.refs == state.allocated
+            assert state.refs or state.holders
         for block in (*blocks.values(), *states, *checkpoints):
             assert block.slot is not None
             assert block.slot.owner is block

@@ -12,7 +12,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from struct import iter_unpack
 from typing import NamedTuple
 
 from headrace_contracts.prefix_key import PrefixKey, fold, root_key
@@ -102,15 +101,26 @@ class PrefixTrie:
         return node if node is not None and node.offset == parent.end else None
 
     def walk(self, parent: LogicalBlock, tokens: bytes, block_bytes: int) -> list[LogicalBlock]:
-        """The longest run of nodes after ``parent`` with exactly this content, full blocks only."""
+        """The longest run of nodes after ``parent`` with exactly this content, full blocks only.
+
+        Whoever came last to a node that is held has gone on from there: as far as its prefix is the
+        same, the run is its blocks, and they are not looked for one by one.
+        """
         find, found = self._children.get, list[LogicalBlock]()
-        whole = tokens[: len(tokens) // block_bytes * block_bytes]
-        for (content,) in iter_unpack(f"{block_bytes}s", whole):
-            node = find((parent, content, ()))
+        at, whole = 0, len(tokens) // block_bytes * block_bytes
+        while at < whole:
+            node = find((parent, tokens[at : at + block_bytes], ()))
             if node is None:
                 break
             found.append(node)
-            parent = node
+            if node.holders:
+                holder = next(reversed(node.holders))
+                end, begin = node.end // node.capacity, at + block_bytes
+                most = min(holder.chained - end, (whole - begin) // block_bytes)
+                theirs = holder.prefix[end * block_bytes : (end + most) * block_bytes]
+                mine = tokens[begin : begin + len(theirs)]
+                found += holder.blocks[end : end + _same_blocks(theirs, mine, block_bytes)]
+            parent, at = found[-1], len(found) * block_bytes
         return found
 
     def insert(
@@ -207,10 +217,13 @@ class PrefixTrie:
             block = alike[near]
             if near > at + _NEAR and (best[1] or not block.content.startswith(wanted)):
                 break
-            if block is not besides:
-                common = _whole_tokens(_common(wanted, block.content), fingerprints)
+            if block is besides:
+                continue
+            common = _common(wanted, block.content)
+            common = _whole_tokens(common, fingerprints) if fingerprints else common // 4
+            if common and common >= best[0]:
                 fit = (common, prefers(block), -near)
-                if common and fit > best:
+                if fit > best:
                     best, found = fit, block
         return None if found is None else (found, best[0])
 
@@ -231,6 +244,20 @@ class PrefixTrie:
 
 
 _content = attrgetter("content")
+
+
+def _same_blocks(one: bytes, other: bytes, block_bytes: int) -> int:
+    """How many whole blocks of tokens, from the beginning on, are the same in both."""
+    same, most = 0, len(one) // block_bytes
+    tried = most  # all, as a rule; else halves of what is not known
+    while same < most:
+        begin, end = same * block_bytes, tried * block_bytes
+        if one[begin:end] == other[begin:end]:
+            same = tried
+        else:
+            most = tried - 1
+        tried = (same + most + 1) // 2
+    return same
 
 
 def _adopt(

@@ -10,13 +10,15 @@ Next     headrace_engine.loop.lifecycle
 from __future__ import annotations
 
 from traceback import walk_tb
+from typing import Final
 
 from headrace_engine.cache.block import SequenceBlocks
 from headrace_engine.scheduler.commit import Chunk
 from headrace_engine.state.sequence import Sequence
 
-_NAMES = ("sequence", "chunk", "holder")
-"""What functions call the one they work on."""
+NAMES: Final = {"Sequence": "sequence", "SequenceBlocks": "holder", "Chunk": "chunk"}
+"""By type, what every function of the core calls the one it works on. Others that it looks at have
+other names, and are not blamed."""
 
 
 def at_work(error: BaseException) -> set[int]:
@@ -28,7 +30,7 @@ def at_work(error: BaseException) -> set[int]:
     return {
         number
         for frame, _ in walk_tb(error.__traceback__)
-        for name in _NAMES
+        for name in NAMES.values()
         if (number := _number(frame.f_locals.get(name))) is not None
     }
 

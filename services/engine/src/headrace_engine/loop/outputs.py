@@ -47,9 +47,10 @@ class OutputBuilder:
     """
 
     def __init__(self) -> None:
-        self._clear()
+        self.clear()
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """What was not taken is not told."""
         self._handles: NDArray[np.int64] = _NO_ROWS64
         self._choices: NDArray[np.int32] = _NO_ROWS
         self._firsts: NDArray[np.int32] = _NO_ROWS
@@ -135,7 +136,7 @@ class OutputBuilder:
             starts=[self._started(row, rows, s, queue_s) for row, s, queue_s in self._starts],
             logprobs=self._logprobs,
         )
-        self._clear()
+        self.clear()
         return outputs
 
     def _row(self, sequence: Sequence) -> int:

@@ -10,6 +10,7 @@ Next     headrace_engine.loop.lifecycle
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from itertools import chain, islice
 from typing import Final, Protocol
 
@@ -171,8 +172,7 @@ class EngineLoop:
             while self.step():
                 pass
             self._ranks.barrier()
-            if self._ranks.leads:
-                self._door.finish(Code.DRAINING, "the engine has shut down")
+            self._finish(Code.DRAINING, "the engine has shut down")
         except EngineFailed as failure:
             self._abandon(failure, failure)
             raise
@@ -365,14 +365,28 @@ class EngineLoop:
     def _abandon(self, failure: EngineFailed, cause: Exception) -> None:
         """Everything resident, and everything at the door, is told that the engine failed."""
         now_s = self._clock.monotonic()
-        self._notify()  # what the pass had to tell before it broke; else a choice would have two rows
         # Whoever was in the batch that failed, or was worked on when something raised, may be to blame.
         blamed = at_work(cause).union(sequence.number for sequence in self._started)
-        self._lifecycle.fail(str(failure), now_s, blamed)
-        self._notify()
-        self._ranks.abandon()
+        for step in (
+            # What the pass had to tell before it broke; else a choice would have two rows.
+            self._notify,
+            partial(self._lifecycle.fail, str(failure), now_s, blamed),
+            self._notify,
+            self._ranks.abandon,
+            partial(self._finish, Code.ENGINE_FAILED, str(failure)),
+        ):
+            try:
+                step()
+            except Exception as broken:
+                # Still the thread's top frame: what broke may break each of these too, and none may
+                # keep the others from being told.
+                self._outputs.clear()
+                failure.add_note(f"then {broken!r}")
+
+    def _finish(self, code: Code, message: str) -> None:
+        """What waits at the door ends so, and nothing follows."""
         if self._ranks.leads:
-            self._door.finish(Code.ENGINE_FAILED, str(failure))
+            self._door.finish(code, message)
 
     # what others may know
 

@@ -13,8 +13,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count as count_from
-from itertools import repeat
 from typing import NamedTuple, NewType
 
 from headrace_engine.memory.pages import PageAllocator
@@ -127,11 +125,13 @@ class ObjectAllocator:
     def alloc_many(self, type: ObjectType, count: int) -> list[Allocation]:
         """``count`` simple objects, or fewer where there are not so many; as that many ``alloc``."""
         (slabs,) = self._types[type]
-        addresses = slabs.alloc_many(count)
-        first = self._next_key
-        allocations = list(map(_allocation, zip(count_from(first), repeat(type), zip(addresses))))
-        self._next_key = first + len(allocations)
-        self._live.update(zip(count_from(first), allocations))
+        key, live = self._next_key, self._live
+        allocations: list[Allocation] = []
+        for address in slabs.alloc_many(count):
+            allocation = live[key] = _allocation((key, type, (address,)))
+            allocations.append(allocation)
+            key += 1
+        self._next_key = key
         return allocations
 
     def free(self, allocation: Allocation) -> None:

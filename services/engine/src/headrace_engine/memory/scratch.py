@@ -9,7 +9,6 @@ Next     headrace_engine.scheduler.grant
 
 from __future__ import annotations
 
-from itertools import repeat
 from typing import NewType
 
 from headrace_engine.memory.objects import Allocation, ObjectAllocator, ObjectType
@@ -44,7 +43,8 @@ class Trial:
     def alloc_many(self, type: ObjectType, count: int) -> list[Allocation]:
         """As ``ObjectAllocator.alloc_many``, undoable."""
         allocations = self._objects.alloc_many(type, count)
-        self._log += zip(repeat(True), allocations)
+        for allocation in allocations:
+            self._log.append((True, allocation))
         return allocations
 
     def free(self, allocation: Allocation) -> None:

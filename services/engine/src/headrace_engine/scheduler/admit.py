@@ -27,6 +27,8 @@ def admit_prompt(
         tokens = as_bytes(sequence.tokens[: sequence.length])
         media = sequence.request.media
         match_prompt(pool, holder, tokens, media)
+        if not media:
+            holder.prefix = tokens
         parent = holder.chain
         assert parent is not None
         index_missing_blocks(pool, holder, tokens, media)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import repeat
 from typing import NamedTuple
 
 from headrace_engine.cache.block import CacheBlock, LogicalBlock, Rank, SequenceBlocks
@@ -127,8 +126,10 @@ class Grants:
     def _note_granted(
         self, blocks: Sequence[LogicalBlock], allocations: Sequence[Allocation]
     ) -> None:
-        self.granted.update(zip(blocks, allocations, strict=False))
-        self.ops += map(_memory_op, zip(blocks, allocations, repeat(True)))
+        granted, ops = self.granted, self.ops
+        for block, allocation in zip(blocks, allocations, strict=False):
+            granted[block] = allocation
+            ops.append(_memory_op((block, allocation, True)))
 
     def make_free(self, count: int) -> bool:
         """Whether memory for so many blocks is free, once enough of what nobody holds was evicted."""

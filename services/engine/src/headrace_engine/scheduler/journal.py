@@ -59,6 +59,8 @@ Making = Generator[None, None, State]
 
 BLOCKS_A_PASS = 200
 """Of a snapshot: less than 100 us."""
+ALL_BLOCKS = 1 << 62
+"""Of a snapshot that may take no longer."""
 REASONS = tuple(Reason)
 CHUNK_FIELDS = 6
 """number, slot, begin, end, store_from, flags (1: starts, 2: generates)."""
@@ -166,6 +168,11 @@ class JournalSink(Protocol):
         """Whether a new segment should begin."""
         ...
 
+    @property
+    def overdue(self) -> bool:
+        """Whether it must begin now, whatever that costs the pass."""
+        ...
+
     def begin(self, segment: Segment) -> None:
         """A segment begins."""
         ...
@@ -184,8 +191,8 @@ class Journal:
 
     Invariants
         replaying a segment from its state gives every hash in it
-        at most two segments, each of about half of ``limit_bytes``, of what comes while the next snapshot is
-            taken, and of one snapshot
+        at most two segments, each of half of ``limit_bytes``, a quarter of that for what comes while the next
+            snapshot is taken, what one pass adds, and one snapshot
     """
 
     __slots__ = ("_begun_s", "_blocks_a_pass", "_decode_digest", "_half", "_in_flight", "_origin", "_sink", "_slots",
@@ -257,15 +264,18 @@ class Journal:
 
     def turn(self, passes: int, now_s: float) -> None:
         """A pass begins, and perhaps a segment."""
-        full = False
+        full, weight = False, self.segments[-1].weight
+        overdue = weight >= self._half + self._half // 4
         if self._sink is not None:
             self._sink.advance()
             full = self._sink.full
+            overdue |= self._sink.overdue
         taking = self._taking
-        if taking is None and (full or self.segments[-1].weight >= self._half):
+        if taking is None and (full or weight >= self._half):
             assert self._take is not None
             taking = self._taking = self._take()
-        if taking is not None and taking.advance(self._blocks_a_pass):
+        # One long pass is better than a ring or a file without a bound.
+        if taking is not None and taking.advance(ALL_BLOCKS if overdue else self._blocks_a_pass):
             self._taking = None
             self._turn(passes, taking.finish())
         self._begun_s = now_s

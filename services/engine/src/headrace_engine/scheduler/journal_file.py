@@ -62,7 +62,8 @@ class JournalFile:
 
     ``path`` has the newest segment, ``path.1`` the one before it. The next segment's first line takes
     many passes to write; until it stands, in ``path.next``, records go on in the segment before, so
-    that ``path`` is one that can be replayed all the time. A quarter of its half is kept for that. A
+    that ``path`` is one that can be replayed all the time. A quarter of its half is kept for that: an
+    eighth while the snapshot is taken, an eighth while it is written. A
     disk that fails ends the file, not the engine: ``error`` then says why.
     """
 
@@ -78,9 +79,17 @@ class JournalFile:
     @property
     def full(self) -> bool:
         """Whether a new segment should begin."""
+        return self._beyond(self._half - self._half // 4)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it must begin now, whatever that costs the pass."""
+        return self._beyond(self._half - self._half // 8)
+
+    def _beyond(self, record_bytes: int) -> bool:
         if self._writer is None or self._next is not None:
             return False
-        return self._writer.record_bytes >= self._half - self._half // 4
+        return self._writer.record_bytes >= record_bytes
 
     def begin(self, segment: Segment) -> None:
         """The first segment's file, or the next one's, is begun.
@@ -91,7 +100,7 @@ class JournalFile:
             return
         try:
             if self._writer is not None:
-                self._next = _NextWriter(self._path_with("next"), segment, self._half // 4)
+                self._next = _NextWriter(self._path_with("next"), segment, self._half // 8)
                 return
             self._path_with("next").unlink(missing_ok=True)  # of an engine that was killed
             if self._path.exists() and self._path.stat().st_size:

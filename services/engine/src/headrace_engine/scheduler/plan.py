@@ -9,8 +9,7 @@ Next     headrace_engine.scheduler.grant
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
-from operator import attrgetter
+from collections.abc import Set
 from typing import NamedTuple
 
 import numpy as np
@@ -68,9 +67,11 @@ def plan_resume(
     size = blocks[0].capacity
     upper = known - 1
     # Most are whole: indexed, valid, and so with memory.
-    whole = _leading(_valid, blocks, first_block, holder.chained)
-    if lost:
-        whole = next((i for i in range(first_block, whole) if blocks[i] in lost), whole)
+    whole = first_block
+    for block in blocks[first_block : holder.chained]:
+        if not block.valid or block in lost:
+            break
+        whole += 1
     resume = store_from = whole * size
     for block in blocks[whole:]:
         if not block.valid or block in lost:
@@ -91,19 +92,6 @@ def plan_resume(
     if frontier is not None and (not frontier.allocated or frontier in lost):
         lacking.insert(0, frontier)
     return ResumePlan(min(resume, upper), store_from, tuple(lacking))
-
-
-_valid = attrgetter("valid")
-
-
-def _leading(
-    holds: Callable[[LogicalBlock], bool], blocks: list[LogicalBlock], first: int, end: int
-) -> int:
-    """Index of the first block from ``first`` on for which it does not hold, at most ``end``."""
-    if first >= end:
-        return first
-    answers = list(map(holds, blocks[first:end]))
-    return first + answers.index(False) if False in answers else end
 
 
 def resume_ways(

@@ -10,8 +10,6 @@ Next     headrace_engine.scheduler.commit
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +28,6 @@ from headrace_engine.scheduler.publish import (
 from headrace_engine.scheduler.reasons import Reason, ReasonBook
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.state.sequence import Sequence, SequenceColumns, Status
-
-_addresses = attrgetter("slot.allocation.addresses")
-"""Of a block with memory. One, as a block is a simple object."""
 
 
 @dataclass(slots=True)
@@ -190,14 +185,12 @@ class Residents:
         self.prefilling[sequence.number] = sequence
         columns = self.columns
         columns.enter(slot, sequence)
-        size, blocks = self._settings.block_tokens, self.holders[sequence.number].blocks
-        # What is known has memory; behind that may be a block that could not get any before.
-        needed = -(-sequence.length // size)
-        addresses: list[int] = list(chain.from_iterable(map(_addresses, blocks[:needed])))
-        for block in blocks[needed:]:
-            if block.slot is not None and block.slot.allocation is not None:
-                addresses.append(block.slot.allocation.addresses[0])
-        columns.capacity[slot] = len(addresses) * size
+        addresses: list[int] = []
+        for block in self.holders[sequence.number].blocks:
+            # Behind what is known may be a block that could not get memory before.
+            if (held := block.slot) is not None and (allocation := held.allocation) is not None:
+                addresses += allocation.addresses  # one, as a block is a simple object
+        columns.capacity[slot] = len(addresses) * self._settings.block_tokens
         return addresses
 
     def start_decoding(self, sequence: Sequence) -> None:

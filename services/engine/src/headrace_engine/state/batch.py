@@ -35,8 +35,7 @@ def _no_int64() -> Int64:
     return np.zeros(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedCopy:
+class ResolvedCopy(NamedTuple):
     """A copy of whole bytes inside the region, planned by the scheduler."""
 
     source: int
