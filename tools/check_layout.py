@@ -15,7 +15,6 @@ GPU = "tests/gpu/test_*.py"
 HOSTS = "tests/shared/test_hosts.py"
 UNTESTED: dict[str, str] = {
     "headrace_engine/executor/cuda.py": GPU,
-    "headrace_engine/executor/cuda_sampling.py": GPU,
     "headrace_engine/host/threads.py": HOSTS,
     "headrace_engine/kernels/gpu/adjust.py": KERNELS,
     "headrace_engine/kernels/gpu/argmax.py": KERNELS,
