@@ -74,6 +74,3 @@ async def _checked(server: Server) -> list[str]:
     except TransportError:
         await server.close()
         raise
-
-
-__all__ = ["RedisEngineWire", "RedisGatewayWire", "connect_engine", "connect_gateway"]

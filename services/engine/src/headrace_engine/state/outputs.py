@@ -17,8 +17,6 @@ import numpy as np
 from headrace_contracts.codes import Code, FinishReason
 from numpy.typing import NDArray
 
-from headrace_engine.state.request import RequestHandle
-
 _NO_WAITS: Final[Mapping[str, float]] = {}
 
 
@@ -89,6 +87,3 @@ class PassOutputs:
     ends: list[RowEnd] = field(default_factory=list[RowEnd])
     starts: list[RowStarted] = field(default_factory=list[RowStarted])
     logprobs: list[RowLogprobs] = field(default_factory=list[RowLogprobs])
-
-
-__all__ = ["PassOutputs", "RequestHandle", "RowEnd", "RowLogprobs", "RowStarted", "SequenceUsage"]
