@@ -188,7 +188,6 @@ def _restore_blocks(scheduler: Scheduler, state: State, key_content: KeyContent)
     for block, fields in zip(blocks, state["blocks"], strict=True):
         for number in fields[6]:
             block.holders[holders[number]] = None
-            block.refs += 1
     states = [
         _restore_state(pool, i, row, blocks, holders) for i, row in enumerate(state["states"])
     ]
