@@ -44,6 +44,8 @@ SUITE: Final = (
     "tests/e2e/test_examples.py::test_cancel_and_resume",
 )
 """End-to-end tests that ask of a stack only what its API says."""
+AGAIN: Final = ("--reruns", "1", "--reruns-delay", "2")
+"""As `make test-e2e` has them."""
 NEEDS_A_SUPERVISOR: Final = "not killed_before_the_first_token and not at_another_gateway"
 
 LABEL: Final = "com.docker.compose.project="
@@ -192,7 +194,7 @@ def test_the_end_to_end_suite_passes_against_it(
     description.write_text(stack.to_json())
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *SUITE, "-q", "-k", NEEDS_A_SUPERVISOR],
+        [sys.executable, "-m", "pytest", *SUITE, "-q", "-k", NEEDS_A_SUPERVISOR, *AGAIN],
         cwd=ROOT,
         env=os.environ | {STACK_VARIABLE: str(description)},
         capture_output=True,
@@ -335,15 +337,18 @@ def test_down_and_up_keep_queued_work_and_keys(
     project: ComposedStack, api: Api, key: str, timings: Timings
 ) -> None:
     expected = api.stream_completion(STORY).texts[0]
-    project.compose("stop", "engine")
     asked = {"model": api.stack.model, **STORY, "stream": True}
-    with api.client.stream("POST", "/v1/completions", json=asked) as answer:
-        assert answer.status_code == 200
-        request = answer.headers["x-headrace-request-id"]
-        project.down()
-        left = answer.read()
-    assert json.loads(left.split(b"data: ")[1].split(b"\n")[0])["error"]["code"] == "draining"
-    timings("docker compose up --wait, after down", project.up())
+    try:
+        project.compose("stop", "engine")
+        with api.client.stream("POST", "/v1/completions", json=asked) as answer:
+            assert answer.status_code == 200
+            request = answer.headers["x-headrace-request-id"]
+            project.down()
+            left = answer.read()
+        assert json.loads(left.split(b"data: ")[1].split(b"\n")[0])["error"]["code"] == "draining"
+    finally:
+        took = project.up()
+    timings("docker compose up --wait, after down", took)
     with httpx.Client(base_url=project.url, headers=api.stack.headers, timeout=120) as client:
         events = client.get(f"/v1/requests/{request}/events", params={"after": ""})
     assert events.status_code == 200, events.text

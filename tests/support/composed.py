@@ -88,8 +88,12 @@ class ComposedStack:
         return found
 
     def pid(self, service: str) -> int:
-        """Of the process in the container, as this machine counts."""
-        return self.inspect(service)["State"]["Pid"]
+        """Of the process in the container, as this machine counts. Fails where it does not run: of
+        none there is 0, which would be the caller's own group to who sends a signal.
+        """
+        pid: int = self.inspect(service)["State"]["Pid"]
+        assert pid > 1, f"{service} does not run"
+        return pid
 
     def wait_healthy(self, service: str, *, other_than: int | None = None) -> int:
         """Waits for a healthy process, of another pid than ``other_than``. Its pid."""
