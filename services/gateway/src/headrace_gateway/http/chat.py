@@ -12,7 +12,7 @@ from headrace_gateway.http.answers.chat import ChatChunks, chat_body
 from headrace_gateway.http.body import json_object
 from headrace_gateway.http.context import context_of
 from headrace_gateway.http.generation import Manner, answer, deadline_of, once_of
-from headrace_gateway.http.guard import caller_of
+from headrace_gateway.http.guard import permitted
 from headrace_gateway.http.openapi import takes
 from headrace_gateway.http.ports import Authenticates, HttpSettings, Inference
 from headrace_gateway.http.schema.chat import ChatFields
@@ -29,8 +29,7 @@ def chat_routes(service: Inference, auth: Authenticates, settings: HttpSettings)
     @router.post("/v1/chat/completions", openapi_extra=takes(ChatFields))
     async def create_chat(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """Answers a conversation with one or more choices, whole or as a stream of events."""
-        caller = caller_of(request.scope)
-        auth.require(caller, "inference")
+        caller = permitted(request, auth, "inference")
         body = await json_object(
             request, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
         )

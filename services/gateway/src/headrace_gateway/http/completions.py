@@ -12,7 +12,7 @@ from headrace_gateway.http.answers.completions import CompletionChunks, completi
 from headrace_gateway.http.body import json_object
 from headrace_gateway.http.context import context_of
 from headrace_gateway.http.generation import Manner, answer, deadline_of, once_of
-from headrace_gateway.http.guard import caller_of
+from headrace_gateway.http.guard import permitted
 from headrace_gateway.http.openapi import takes
 from headrace_gateway.http.ports import Authenticates, HttpSettings, Inference
 from headrace_gateway.http.schema.completions import CompletionFields
@@ -31,8 +31,7 @@ def completion_routes(service: Inference, auth: Authenticates, settings: HttpSet
         request: Request,
     ) -> Response:
         """Continues one or more raw prompts, whole or as a stream of events."""
-        caller = caller_of(request.scope)
-        auth.require(caller, "inference")
+        caller = permitted(request, auth, "inference")
         body = await json_object(
             request, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
         )

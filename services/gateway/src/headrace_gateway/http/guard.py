@@ -6,11 +6,13 @@ from typing import Final
 
 from headrace_contracts.codes import Code
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace_gateway.errors import GatewayError
 from headrace_gateway.http.errors import HttpError, error_response, http_error
 from headrace_gateway.http.ports import Authenticates
+from headrace_gateway.http.ports import Scope as KeyScope
 from headrace_gateway.inference.calls import Caller
 
 OPEN_PATHS: Final = frozenset({"/health/live", "/health/ready"})
@@ -21,11 +23,12 @@ _OPEN_METHODS: Final = frozenset({"GET", "HEAD"})
 _KEY: Final = "headrace.caller"
 
 
-def caller_of(scope: Scope) -> Caller:
-    """Who calls; only behind the guard."""
-    found = scope[_KEY]
-    assert isinstance(found, Caller)
-    return found
+def permitted(request: Request, auth: Authenticates, scope: KeyScope) -> Caller:
+    """Who calls, behind the guard. Raises ``PermissionDenied`` where the key lacks the scope."""
+    caller = request.scope[_KEY]
+    assert isinstance(caller, Caller)
+    auth.require(caller, scope)
+    return caller
 
 
 class Guard:

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from headrace_gateway.errors import transport_errors
 from headrace_gateway.http.body import json_object
 from headrace_gateway.http.errors import HttpError, bad_request
-from headrace_gateway.http.guard import caller_of
+from headrace_gateway.http.guard import permitted
 from headrace_gateway.http.openapi import takes
 from headrace_gateway.http.ports import Authenticates, HttpSettings, KeyAdmin
 from headrace_gateway.http.schema.fields import typed
@@ -36,7 +36,7 @@ def key_routes(
     async def list_keys(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """Lists every key that can be read, the oldest first, without its secret. One that is
         damaged is named in the gateway's log."""
-        auth.require(caller_of(request.scope), "admin")
+        permitted(request, auth, "admin")
         with transport_errors():
             listed = await keys.list()
         return JSONResponse({"object": "list", "data": [_body(key) for key in listed]})
@@ -44,8 +44,7 @@ def key_routes(
     @router.post("", openapi_extra=takes(KeyFields))
     async def create_key(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """Makes a key. Its text is in this answer, and nowhere else."""
-        caller = caller_of(request.scope)
-        auth.require(caller, "admin")
+        caller = permitted(request, auth, "admin")
         body = await json_object(
             request, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
         )
@@ -74,8 +73,7 @@ def key_routes(
         request: Request, key_id: str
     ) -> Response:
         """Revokes a key: gateways refuse it within ``key_cache_s``."""
-        caller = caller_of(request.scope)
-        auth.require(caller, "admin")
+        caller = permitted(request, auth, "admin")
         with transport_errors():
             revoked = await keys.revoke(key_id)
         if not revoked:

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from headrace_gateway.http.guard import caller_of
+from headrace_gateway.http.guard import permitted
 from headrace_gateway.http.ports import Authenticates, Inference, ModelInfo
 
 
@@ -17,8 +17,7 @@ def model_routes(service: Inference, auth: Authenticates) -> APIRouter:
     @router.get("/v1/models")
     async def list_models(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """Lists the models that this key may use, whether or not an engine serves them now."""
-        caller = caller_of(request.scope)
-        auth.require(caller, "inference")
+        caller = permitted(request, auth, "inference")
         models = await service.models(caller)
         return JSONResponse({"object": "list", "data": [_body(model) for model in models]})
 
@@ -28,8 +27,7 @@ def model_routes(service: Inference, auth: Authenticates) -> APIRouter:
         request: Request, name: str
     ) -> Response:
         """Describes one model."""
-        caller = caller_of(request.scope)
-        auth.require(caller, "inference")
+        caller = permitted(request, auth, "inference")
         return JSONResponse(_body(await service.model(name, caller)))
 
     return router

@@ -14,7 +14,7 @@ from headrace_gateway.http.answers.completions import CompletionChunks
 from headrace_gateway.http.answers.parts import usage_body
 from headrace_gateway.http.context import context_of
 from headrace_gateway.http.errors import bad_request
-from headrace_gateway.http.guard import caller_of
+from headrace_gateway.http.guard import permitted
 from headrace_gateway.http.ports import Authenticates, Explanation, Inference, RequestInfo
 from headrace_gateway.http.sse import MAX_CURSOR, EventStream
 from headrace_gateway.inference.standing import MAX_LISTED
@@ -31,8 +31,7 @@ def request_routes(service: Inference, auth: Authenticates) -> APIRouter:
         request: Request, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 20
     ) -> Response:
         """Lists the key's own requests that have not ended, the newest first."""
-        caller = caller_of(request.scope)
-        auth.require(caller, "inference")
+        caller = permitted(request, auth, "inference")
         listed, more = await service.requests(caller, limit=limit)
         data = [{**_body(each.info), "reason": each.reason} for each in listed]
         return JSONResponse({"object": "list", "data": data, "has_more": more})
@@ -42,8 +41,7 @@ def request_routes(service: Inference, auth: Authenticates) -> APIRouter:
         request: Request, request_id: str
     ) -> Response:
         """Says why one of the caller's own requests waits, or that it does not."""
-        caller = caller_of(request.scope)
-        auth.require(caller, "inference")
+        caller = permitted(request, auth, "inference")
         return JSONResponse(_explanation(await service.why(request_id, caller)))
 
     @router.get("/v1/requests/{request_id}")
@@ -51,8 +49,7 @@ def request_routes(service: Inference, auth: Authenticates) -> APIRouter:
         request: Request, request_id: str
     ) -> Response:
         """Tells where one of the caller's own requests stands."""
-        caller = caller_of(request.scope)
-        auth.require(caller, "inference")
+        caller = permitted(request, auth, "inference")
         return JSONResponse(_body(await service.request(request_id, caller)))
 
     @router.delete("/v1/requests/{request_id}")
@@ -60,8 +57,7 @@ def request_routes(service: Inference, auth: Authenticates) -> APIRouter:
         request: Request, request_id: str
     ) -> Response:
         """Cancels one of the caller's own requests, queued or running."""
-        caller = caller_of(request.scope)
-        auth.require(caller, "inference")
+        caller = permitted(request, auth, "inference")
         cancelled = await service.cancel(request_id, caller)
         return JSONResponse({"id": request_id, "object": "request", "cancelled": cancelled})
 
@@ -74,8 +70,7 @@ def request_routes(service: Inference, auth: Authenticates) -> APIRouter:
         logprobs: Annotated[bool, Query()] = False,
     ) -> Response:
         """Streams what comes after a cursor (an ``id:`` line of the stream), from any gateway."""
-        caller = caller_of(request.scope)
-        auth.require(caller, "inference")
+        caller = permitted(request, auth, "inference")
         cursor = after or request.headers.get("last-event-id", "")
         if cursor and not (len(cursor) <= MAX_CURSOR and _CURSOR.fullmatch(cursor)):
             raise bad_request("after must be a cursor, as the stream's id lines give it.", "after")
