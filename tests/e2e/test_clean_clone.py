@@ -18,7 +18,6 @@ import pytest
 from support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SETUP_AND_START_S = 600.0
 STOP_S = 60.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(900)]
