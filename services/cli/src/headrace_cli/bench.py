@@ -25,7 +25,7 @@ from headrace_kit.clock import SystemClock
 from headrace_kit.errors import SettingsError
 from headrace_kit.settings import load
 
-from headrace_cli.endpoint import Endpoint, check, event, first_model
+from headrace_cli.endpoint import Endpoint, check, event, first_model, understood
 from headrace_cli.errors import CommandFailed
 from headrace_cli.timings import Answer, report
 
@@ -104,8 +104,9 @@ async def _ask(
                 continue
             if chunk.get("choices"):
                 arrivals.append(time.perf_counter())
-            if usage := cast("dict[str, int] | None", chunk.get("usage")):
-                tokens = usage["completion_tokens"]
+            with understood(str(client.base_url)):
+                if usage := cast("dict[str, int] | None", chunk.get("usage")):
+                    tokens = usage["completion_tokens"]
     if not arrivals:
         raise CommandFailed("The stream ended without a token.")
     return Answer(sent, tuple(arrivals), tokens)

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import httpx
 
-from headrace_cli.endpoint import Endpoint, check, event, first_model, texts
+from headrace_cli.endpoint import Endpoint, check, event, first_model, texts, understood
 from headrace_cli.errors import CommandFailed
 
 
@@ -72,8 +72,10 @@ class Chat:
                 for line in response.iter_lines():
                     chunk = event(line)
                     if chunk is not None:
-                        request_id = str(chunk["id"])
-                        yield from texts(chunk)
+                        with understood(str(self._client.base_url)):
+                            request_id = str(chunk["id"])
+                            pieces = list(texts(chunk))
+                        yield from pieces
             finished = True
         except httpx.TransportError as error:
             raise CommandFailed(f"The connection broke: {error}") from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -68,6 +69,21 @@ class Endpoint:
         )
 
 
+@contextmanager
+def understood(url: str) -> Generator[None]:
+    """Around asking an API and reading what it says. Raises CommandFailed where it does not answer,
+    and where something else does.
+    """
+    try:
+        yield
+    except httpx.RequestError as error:
+        raise CommandFailed(f"{url} does not answer: {error}") from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CommandFailed(
+            f"{url} answers, but not as Headrace does: {error!r}", hint="Is it another program's?"
+        ) from error
+
+
 def request_path(request_id: str) -> str:
     """Where a request is at the API. Raises CommandFailed for what can be no id."""
     if not 0 < len(request_id) <= MAX_ID:
@@ -96,15 +112,13 @@ def _key_file(environ: Mapping[str, str]) -> str | None:
 
 def first_model(client: httpx.Client) -> str:
     """The first served model's name. Raises CommandFailed."""
-    try:
+    with understood(str(client.base_url)):
         response = client.get("/v1/models")
-    except httpx.TransportError as error:
-        raise CommandFailed(f"{client.base_url} does not answer: {error}") from error
-    check(response)
-    models = cast("dict[str, list[dict[str, object]]]", response.json())["data"]
-    if not models:
-        raise CommandFailed(f"{client.base_url} serves no model.")
-    return str(models[0]["id"])
+        check(response)
+        models = cast("dict[str, list[dict[str, object]]]", response.json())["data"]
+        if not models:
+            raise CommandFailed(f"{client.base_url} serves no model.")
+        return str(models[0]["id"])
 
 
 def check(response: httpx.Response) -> None:
@@ -133,10 +147,15 @@ def event(line: str) -> dict[str, object] | None:
     data = line.removeprefix("data:").strip()
     if data == "[DONE]":
         return None
-    parsed = cast("dict[str, object]", json.loads(data))
+    try:
+        parsed: object = json.loads(data)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise CommandFailed(f"The stream holds what is no event: {data[:200]}")
     if "error" in parsed:
         raise CommandFailed(error_message(data))
-    return parsed
+    return cast("dict[str, object]", parsed)
 
 
 def texts(chunk: Mapping[str, object]) -> Iterator[str]:

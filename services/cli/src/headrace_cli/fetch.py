@@ -52,6 +52,8 @@ def run(model: str, *, verify: bool = False, say: Say = print) -> Path:
 
     Raises CommandFailed.
     """
+    if not model:
+        raise CommandFailed("A model has a name.")
     try:
         if model.startswith("hf://"):
             return _from_hub(model, verify=verify, say=say)

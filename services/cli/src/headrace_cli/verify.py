@@ -81,6 +81,9 @@ def run(plan: Plan, say: Callable[[str], None] = print) -> bool:
         except (CommandFailed, httpx.HTTPError, TransportUnavailable) as error:
             good = False
             say(f"FAIL  {name}: {error or type(error).__name__}")
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            good = False
+            say(f"FAIL  {name}: what answers does not answer as Headrace does: {error!r}")
     return good
 
 
