@@ -24,7 +24,9 @@ class ReplayedMachine(EngineMachine):
         self.journal.flush()
         compared = 0
         for segment in self.journal.segments:
-            result = Replayer(segment).run()
+            replayer = Replayer(segment)
+            result = replayer.run()
+            replayer.scheduler.audit()
             plans = sum(record[0] == "p" for record in segment.records)
             assert result.difference is None, result.difference
             assert result.passes == plans
