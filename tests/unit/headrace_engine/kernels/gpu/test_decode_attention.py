@@ -57,7 +57,7 @@ def test_every_row_sees_exactly_its_context(
     out = poisoned(4, heads * DIM, dtype=dtype)
     attention = attention_of(cache, heads, rows=5)
     queries = torch.tensor([2, 0, 3, 1], dtype=torch.int32, device=DEVICE)
-    for _ in range(2):  # the second time finds what the first one left
+    for _ in range(1 if few_rows else 2):  # a list finds what the one before it left
         out.fill_(float("nan"))
         attention.plan(queries, slots, positions)
         if ON_GPU:  # in a step a kernel lies between which waits for the plan
