@@ -115,6 +115,22 @@ def test_grace_follows_from_the_drain_settings() -> None:
     assert dict(pods(more))[f"Deployment/{GATEWAY}"]["terminationGracePeriodSeconds"] == 300
 
 
+def test_the_guide_says_what_the_defaults_ask_for() -> None:
+    docs = rendered(EXAMPLES["minimal"])
+    cores, mebibytes = 0.0, 0
+    for doc in docs:
+        if doc["kind"] in ("Deployment", "StatefulSet"):
+            for container in doc["spec"]["template"]["spec"]["containers"]:
+                asked = container["resources"]["requests"]
+                cpu, memory = asked["cpu"], asked["memory"]
+                each = int(cpu[:-1]) / 1000 if cpu.endswith("m") else float(cpu)
+                cores += doc["spec"]["replicas"] * each
+                unit = {"Mi": 1, "Gi": 1024}[memory[-2:]]
+                mebibytes += doc["spec"]["replicas"] * int(memory[:-2]) * unit
+    words = f"{cores:g} cores and {mebibytes / 1024:g} GiB of memory"
+    assert words in (ROOT / "docs/guides/kubernetes.md").read_text()
+
+
 def test_settings_are_one_file_and_a_change_of_it_replaces_the_pods() -> None:
     before, after = render(), render({"settings": {"log_level": "debug"}})
     for name in (GATEWAY, SMALL):
