@@ -28,13 +28,18 @@ def test_what_comes_while_a_snapshot_is_taken_is_bounded_too() -> None:
     half = 20_000
     journal = Journal(2 * half, blocks_a_pass=1)
     rig = Rig(
-        journal=journal, pool_blocks=2000, session_tokens=1600, batch_tokens=2048, max_batch=4
+        journal=journal,
+        pool_blocks=2000,
+        session_tokens=1600,
+        batch_tokens=2048,
+        max_batch=4,
+        audit=False,  # which looks at every block in every pass
     )
     for i in range(4):
         rig.push([i] * 1000, 150)
     rig.run()
     assert rig.scheduler.passes > 150
-    assert len(rig.scheduler.pool.trie) > 4 * 300, "a snapshot would have taken all passes"
+    assert len(rig.scheduler.pool.trie) > 4 * 250, "a snapshot would have taken all passes"
     assert len(journal.segments) == 2
     # Half, a quarter of it more, and what one pass adds.
     assert all(segment.weight < half + half // 4 + 2000 for segment in journal.segments)
