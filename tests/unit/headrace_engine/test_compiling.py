@@ -69,8 +69,10 @@ def test_what_cannot_be_compiled_is_refused_in_one_line(
     assert capsys.readouterr().err == "headrace-engine compile: not compiled\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["--card", "h100"]])
-def test_a_card_must_be_named(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [[], ["--card", "h100"], *(["--card", "sm_90:132", "--jobs", n] for n in "0-x")]
+)
+def test_a_card_and_processes_must_be_such(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         compiling.main(arguments)
     assert ended.value.code == 2

@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         help="architecture and number of multiprocessors; sm_90:132 is an H100 (SXM) or H200",
     )
     parser.add_argument("--output", metavar="FOLDER", help=_OUTPUT)
-    parser.add_argument("--jobs", type=int, default=processes(), metavar="N", help="at once")
+    parser.add_argument("--jobs", type=_jobs, default=processes(), metavar="N", help="at once")
     add_flags(parser, EngineSettings)
     flags = parser.parse_args(argv)
     try:
@@ -68,6 +68,12 @@ def _card(text: str) -> Card:
         return parse_card(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes")
+    return int(text)
 
 
 def _say(card: Card, folder: str, done: Compiled) -> None:

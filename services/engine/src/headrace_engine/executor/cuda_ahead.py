@@ -270,7 +270,7 @@ def main(argv: Sequence[str]) -> int:
     threading.Thread(target=_end_with_our_starter, daemon=True).start()
     try:
         done = compile_kernels(Rehearsal.parse(argv[1]), jobs=int(argv[0]))
-    except (ModuleNotFoundError, RuntimeError) as error:
+    except (ModuleNotFoundError, RuntimeError, OSError) as error:
         print(f"compiling kernels: {error}", file=sys.stderr)  # noqa: T201 - for whoever started us
         return 1
     print(json.dumps(done))  # noqa: T201 - the answer
