@@ -110,7 +110,7 @@ package: setup ## pack chart and images with their digests into dist/; needs doc
 	@$(BIN)/python tools/package.py $(ARGS)
 
 test-gpu: setup ## the CUDA executor and its kernels; needs one NVIDIA GPU
-	$(PYTEST) tests/gpu tests/unit/headrace_engine/kernels/gpu -q
+	$(PYTEST) tests/gpu tests/unit/headrace_engine/kernels/gpu tests/unit/headrace_engine/executor/test_cuda*.py -q
 
 test-pythons: setup ## everything without torch on the other supported Pythons
 	@for version in $(PYTHONS); do \

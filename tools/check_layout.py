@@ -14,7 +14,6 @@ KERNELS = "tests/unit/headrace_engine/kernels/gpu/test_*.py"
 GPU = "tests/gpu/test_*.py"
 HOSTS = "tests/shared/test_hosts.py"
 UNTESTED: dict[str, str] = {
-    "headrace_engine/executor/cuda.py": GPU,
     "headrace_engine/host/threads.py": HOSTS,
     "headrace_engine/kernels/gpu/adjust.py": KERNELS,
     "headrace_engine/kernels/gpu/argmax.py": KERNELS,

@@ -23,7 +23,7 @@ from headrace_engine.model import cuda_decoder
 from headrace_engine.model.cuda_decoder import FRESH_TOKENS
 from headrace_engine.state.batch import BatchData, BatchOutput, ResolvedCopy
 from support.decoding import Driver, Run
-from support.gpu import DEVICE, ON_GPU
+from support.gpu import DEVICE, ON_GPU, compiled_from_here
 from support.models import save, tiny_model
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -274,74 +274,12 @@ def test_a_step_neither_synchronizes_nor_allocates(tmp_path: Path) -> None:
     assert torch.cuda.memory_reserved() == before
 
 
-@pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Kernels that are compiled from here on. Nothing is by the interpreter."""
-    names: list[object] = []
-
-    def note(**what: object) -> None:
-        names.append(what["repr"])
-
-    runtime: Any = pytest.importorskip("triton").knobs.runtime
-    monkeypatch.setattr(runtime, "jit_post_compile_hook", note)
-    return names
-
-
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
-def test_nothing_is_compiled_after_start(tmp_path: Path, compiled: list[object]) -> None:
+def test_nothing_is_compiled_after_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = cuda(save(tiny_model("llama"), tmp_path), torch.bfloat16)
-    compiled.clear()
+    compiled = compiled_from_here(monkeypatch)
     scenario(driver)
     assert not compiled
-
-
-STARTS = [
-    (1, 17, 16, 14),
-    (1, 1041, 1024, 1026),
-    (2, 18, 16, 40),
-    (3, 512, 32, 40),
-    (17, 33, 16, 40),
-]
-"""max_batch, batch_tokens, block_tokens, positions of a sequence: the least ones, and odd ones."""
-
-
-@pytest.mark.parametrize(
-    ("slots", "tokens", "block", "positions"), STARTS if ON_GPU else STARTS[:3]
-)
-def test_a_start_at_the_edges_of_settings_says_what_the_cpu_does(
-    tmp_path: Path,
-    compiled: list[object],
-    slots: int,
-    tokens: int,
-    block: int,
-    positions: int,
-) -> None:
-    folder = save(tiny_model("qwen3", num_hidden_layers=2 if ON_GPU else 1), tmp_path)
-    executor = CudaExecutor.load(str(folder), device=DEVICE, dtype=torch.float32)
-    if ON_GPU:
-        assert executor.cache_room(ExecutorLimits(slots, tokens, positions, block, 0, 2), 0.5)
-    told: list[list[int]] = []
-    for each in (executor, CpuExecutor.load(str(folder), kernels="torch")):
-        driver = Driver(
-            each,
-            slots=slots,
-            batch_tokens=tokens,
-            sequence_tokens=positions,
-            block_tokens=block,
-            pool_blocks=slots + 1,
-        )
-        compiled.clear()
-        prompt = PROMPTS[1]
-        out = [
-            driver.run([Run(slot, 0, prompt, 0, driver.start(slot, prompt))])
-            for slot in range(slots)
-        ]
-        out.append(driver.run([Run(slot, len(prompt), None, 1) for slot in range(slots)]))
-        assert not compiled
-        assert not any(one.failed.any() for one in out)
-        told.append([token for one in out for token in one.tokens.tolist()])
-        each.close()
-    assert told[0] == told[1]
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")

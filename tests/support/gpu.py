@@ -6,6 +6,7 @@ Import this before anything that imports triton: the interpreter is chosen at th
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -41,3 +42,15 @@ def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
     expected = reference.double().cpu()
     difference = out.double().cpu() - expected
     return float((difference.square().sum() / expected.square().sum()).sqrt())
+
+
+def compiled_from_here(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Gets the names of kernels that are compiled from now on. Interpreted, none is."""
+    names: list[object] = []
+
+    def note(**what: object) -> None:
+        names.append(what["repr"])
+
+    runtime: Any = pytest.importorskip("triton").knobs.runtime
+    monkeypatch.setattr(runtime, "jit_post_compile_hook", note)
+    return names
