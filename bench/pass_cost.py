@@ -57,6 +57,8 @@ FRESH = 40
 """Tokens of a short prompt that nobody had before."""
 STAY = 100
 """Tokens that a sequence decodes where 1 % of the batch changes in a pass."""
+BRIEF = 25
+"""Tokens that one of those decodes who come and go beside sequences that stay."""
 NEAR = (-2, -1, 0, 1)
 """Passes before and after the one in which a sequence begins in which it costs more than a row."""
 
@@ -155,11 +157,11 @@ class Engine:
         self.loop.step()
         self.door.take_outputs(0)
 
-    def like(self, shared: int, own: int) -> Request:
-        """A request for ``STAY`` tokens: ``shared`` that are cached, and about ``own`` new ones."""
+    def like(self, shared: int, own: int, stay: int = STAY) -> Request:
+        """A request for ``stay`` tokens: ``shared`` that are cached, and about ``own`` new ones."""
         own += int(self._random.integers(-own // 2, own // 2 + 1))
         new = self._random.integers(0, VOCABULARY, own, dtype=np.int32)
-        return self.request(np.concatenate([self._shared[:shared], new]), STAY)
+        return self.request(np.concatenate([self._shared[:shared], new]), stay)
 
     def ended(self) -> int:
         """How many sequences have ended since the last call."""
@@ -425,12 +427,34 @@ def _fit(took: NDArray[Any], *counts: NDArray[Any]) -> list[float]:
     return found.tolist()
 
 
-def long_over_short(rows: int, block_tokens: int, passes: int) -> float:
-    """A pass with sequences of 100,000 tokens over one with 1,000: median of turns."""
-    short = Engine(rows, 1_000, block_tokens=block_tokens, passes=passes)
-    long = Engine(rows, 100_000, block_tokens=block_tokens, passes=passes)
-    took = in_turn({"short": engine_side(short), "long": engine_side(long)}, passes)
+def long_over_short(rows: int, block_tokens: int, passes: int, *, changing: bool = False) -> float:
+    """A pass with sequences of 100,000 tokens over one with 1,000: median of turns.
+
+    ``changing``: beside them a quarter as many come and go, with short prompts, so that in each pass
+    about 1 % of the rows end and as many begin.
+    """
+    spare = rows // 4 if changing else 0
+    sides: dict[str, Side] = {}
+    for name, context in (("short", 1_000), ("long", 100_000)):
+        engine = Engine(rows, context, block_tokens=block_tokens, passes=passes, spare=spare)
+        sides[name] = come_and_go(engine, spare) if changing else engine_side(engine)
+    took = in_turn(sides, passes)
     return ratio(took["long"], took["short"])
+
+
+def come_and_go(engine: Engine, count: int) -> Side:
+    """``count`` brief sequences beside those that stay; whoever ends is replaced by another."""
+    for at in range(count):
+        engine.door.push(engine.like(0, FRESH, 1 + at * BRIEF // count))
+
+    def replace() -> None:
+        for _ in range(engine.ended()):
+            engine.door.push(engine.like(0, FRESH, BRIEF))
+
+    for _ in range(2 * BRIEF):
+        engine.loop.step()
+        replace()
+    return Side(engine.loop.step, replace)
 
 
 def waiting_adds_us(rows: int, passes: int) -> float:
@@ -536,6 +560,9 @@ def measure(table: Table, options: argparse.Namespace) -> None:
         if only in (None, "long"):
             figure = long_over_short(least, block_tokens, passes // 2)
             table.show(f"long_over_short, {blocks}", figure)
+            table.judge("long_over_short", figure)
+            figure = long_over_short(least, block_tokens, passes // 2, changing=True)
+            table.show(f"long_over_short while 1 % changes, {blocks}", figure)
             table.judge("long_over_short", figure)
         if only in (None, "rest"):
             admission = cached_admission_ms(block_tokens)
