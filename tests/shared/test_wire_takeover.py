@@ -240,6 +240,7 @@ async def test_attached_gateway_gets_the_rest_and_successors_look_at_both(wires:
 
     assert lease is not None
     assert (lease.owner, lease.attempt, lease.gateway, lease.slot) == ("e-1", 1, "gw-2", 40)
+    assert lease.overdue_ms < 0
     ((_, control),) = await engine.read_control("e-1", "0-0", block_ms=1000)
     assert control is not None
     assert (control.attach.id, control.attach.gateway) == ("r1", "gw-2")

@@ -53,7 +53,8 @@ class Lease:
     owner: str
     """Engine process."""
     attempt: int
-    expires_ms: int
+    overdue_ms: int
+    """Since it lapsed, by the server's clock: nobody else's is compared with it. Below 0: it is live."""
     gateway: str
     slot: int
 

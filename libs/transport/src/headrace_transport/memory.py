@@ -326,7 +326,7 @@ class MemoryGatewayWire(_MemoryWire):
         return Lease(
             owner=work.owner,
             attempt=work.attempt,
-            expires_ms=work.expires_ms,
+            overdue_ms=self._broker.now_ms() - work.expires_ms,
             gateway=gateway,
             slot=slot,
         )

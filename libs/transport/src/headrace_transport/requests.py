@@ -128,11 +128,11 @@ class Requests(Part):
         )
         if not reply:
             return None
-        owner, attempt, expires = reply
+        owner, attempt, overdue = reply
         return Lease(
             owner=as_text(owner),
             attempt=as_int(attempt),
-            expires_ms=as_int(expires),
+            overdue_ms=as_int(overdue),
             gateway=gateway,
             slot=slot,
         )

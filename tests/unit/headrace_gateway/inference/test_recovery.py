@@ -297,3 +297,19 @@ async def test_engines_that_cannot_be_read_end_no_request_that_waits() -> None:
         assert texts(await read(running)) == {0: "ab"}
         await running.aclose()
         assert not await stack.engine.marks(claimed)
+
+
+async def test_a_gateway_whose_clock_is_wrong_ends_no_stream_that_is_silent() -> None:
+    stack = Stack()
+    clock = FakeClock()
+    clock.jump(10_000_000)
+    gateway = Gateway(MemoryGatewayWire(stack.broker), clock=clock, lost_engine_s=0.3)
+    async with stack.claimed(gateway) as (_, running, claimed):
+        await stack.engine.say(claimed, "a")
+        await read(running, until=1)
+        async with passing(clock):
+            for _ in range(2):  # it was asked about, and judged
+                await stack.engine.obey_attach(claimed, by=claimed.record.gateway)
+        await stack.engine.say(claimed, "b", finish=LENGTH)
+        assert texts(await read(running)) == {0: "b"}
+        await running.aclose()

@@ -5,7 +5,7 @@
 -- prelude common
 -- A  1 id  2 gateway  3 slot  4 control (Attach)  5 ms that this is the gateway's sign of life
 --    6 '1': only while no other gateway has it
--- Returns {owner, attempt, expires ms} or nil when nobody runs it
+-- Returns {owner, attempt, ms since the lease lapsed} or nil when nobody runs it
 local id, gateway, slot = A[1], A[2], A[3]
 local st = read(id, 'gateway', 'slot', 'past')
 if not st or st.status == 'finished' then return nil end
@@ -24,4 +24,5 @@ redis.call('ZADD', K.gateways, 'GT', int(now_ms() + tonumber(A[5])), gateway)
 if st.status ~= 'running' then return nil end
 put_lease(id, lease.owner, lease.attempt, gateway, slot, lease.n)
 nudge(lease.owner, A[4])
-return {lease.owner, lease.attempt, tonumber(redis.call('ZSCORE', K.expiries, id) or now_ms())}
+local expires = tonumber(redis.call('ZSCORE', K.expiries, id) or now_ms())
+return {lease.owner, lease.attempt, int(now_ms() - expires)}

@@ -270,11 +270,9 @@ class Recovery:
     async def _judge(self, session: Session, state: RequestState, lease: Lease | None) -> None:
         """Ends a request that no living engine will run."""
         now = self._clock.monotonic()
-        if lease is not None:
-            overdue_s = (self._clock.wall_ms() - lease.expires_ms) / 1000
-            if overdue_s > self._patience.lost_engine_s:
-                self._fail(session, EngineFailed("The engine stopped and no other took over."))
-                return
+        if lease is not None and lease.overdue_ms > self._patience.lost_engine_s * 1000:
+            self._fail(session, EngineFailed("The engine stopped and no other took over."))
+            return
         try:
             engines = await self._catalog.engines(session.record.model)
         except CommandFailed as error:  # which says nothing of this request
