@@ -66,7 +66,10 @@ class Once:
                 continue
             body, *kept = words
             if body != key.body:
-                raise Conflict("This key was used for a call with another body, or on another route.", param=PARAM)
+                raise Conflict(
+                    "This key was used for a call with another body, or on another route.",
+                    param=PARAM,
+                )
             try:
                 found = await lookup.find(self._wire, request_id, call.caller)
             except RequestNotFound as error:
