@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from headrace_contracts.codes import FinishReason
@@ -15,10 +15,22 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.redis import RedisServer
-from support.wires import LEASE_MS, MODEL, Wires, claim, finish, mark, opened, record
+from support.wires import (
+    LEASE_MS,
+    MODEL,
+    OPTIONS,
+    Wires,
+    claim,
+    finish,
+    mark,
+    opened,
+    record,
+)
 
 T = TypeVar("T")
 
+LASTING = replace(OPTIONS, state_ttl_ms=LEASE_MS, log_ttl_ms=LEASE_MS)
+"""What has ended is remembered for as long as a run takes."""
 ENGINES = ("e-0", "e-1", "e-2")
 engine_names = st.sampled_from(ENGINES)
 
@@ -58,7 +70,7 @@ class WireMachine(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.stack = contextlib.AsyncExitStack()
-        self.wires: Wires = self.run(self.stack.enter_async_context(opened(self.server)))
+        self.wires: Wires = self.run(self.stack.enter_async_context(opened(self.server, LASTING)))
         self.gateway: GatewayWire = self.run(self.wires.gateway())
         self.engines: dict[str, EngineWire] = {
             name: self.run(self.wires.engine()) for name in ENGINES

@@ -61,17 +61,18 @@ class Wires(Protocol):
 class RedisWires:
     """Over a real server."""
 
-    def __init__(self, server: RedisServer) -> None:
+    def __init__(self, server: RedisServer, options: WireOptions) -> None:
         self.server = server
+        self._options = options
         self._stack = contextlib.AsyncExitStack()
 
     async def gateway(self) -> GatewayWire:
-        wire = await connect_gateway(self.server.url, options=OPTIONS)
+        wire = await connect_gateway(self.server.url, options=self._options)
         self._stack.push_async_callback(wire.close)
         return wire
 
     async def engine(self) -> EngineWire:
-        wire = await connect_engine(self.server.url, options=OPTIONS)
+        wire = await connect_engine(self.server.url, options=self._options)
         self._stack.push_async_callback(wire.close)
         return wire
 
@@ -88,9 +89,9 @@ class RedisWires:
 class MemoryWires:
     """In memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: WireOptions) -> None:
         self.clock = FakeClock()
-        self.broker = MemoryBroker(clock=self.clock, options=OPTIONS)
+        self.broker = MemoryBroker(clock=self.clock, options=options)
 
     async def gateway(self) -> GatewayWire:
         return MemoryGatewayWire(self.broker)
@@ -109,14 +110,16 @@ class MemoryWires:
 
 
 @contextlib.asynccontextmanager
-async def opened(server: RedisServer | None) -> AsyncGenerator[Wires]:
+async def opened(
+    server: RedisServer | None, options: WireOptions = OPTIONS
+) -> AsyncGenerator[Wires]:
     """Wires over an emptied server, or in memory."""
     wires: Wires
     if server is None:
-        wires = MemoryWires()
+        wires = MemoryWires(options)
     else:
         server.flush()
-        wires = RedisWires(server)
+        wires = RedisWires(server, options)
     try:
         yield wires
     finally:
