@@ -14,6 +14,7 @@ from support.gpu import DEVICE, ON_GPU, compiled_from_here
 pytest.importorskip("triton")
 
 import torch
+from headrace_engine.executor import cuda
 from headrace_engine.executor.base import ExecutorLimits
 from headrace_engine.executor.cpu import CpuExecutor
 from headrace_engine.executor.cuda import CudaExecutor
@@ -33,6 +34,11 @@ STARTS = [
 """max_batch, batch_tokens, block_tokens, positions of a sequence: the least ones, and odd ones."""
 
 
+def as_they_are(_: Path) -> None:
+    """Kernels stay where Triton keeps them: another folder would be one, by the environment too, for
+    the tests that follow."""
+
+
 @pytest.mark.parametrize(
     ("slots", "tokens", "block", "positions"), STARTS if ON_GPU else STARTS[:1]
 )
@@ -44,6 +50,7 @@ def test_a_start_at_the_edges_of_settings_says_what_the_cpu_does(
     block: int,
     positions: int,
 ) -> None:
+    monkeypatch.setattr(cuda, "keep_kernels", as_they_are)
     folder = save(tiny_model("qwen3", num_hidden_layers=2 if ON_GPU else 1), tmp_path)
     executor = CudaExecutor.load(str(folder), device=DEVICE, dtype=torch.float32)
     if ON_GPU:
