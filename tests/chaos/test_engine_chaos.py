@@ -23,6 +23,8 @@ from support.wire_client import WireClient, wire_client
 pytestmark = pytest.mark.slow
 
 PROMPT = (10, 20, 30, 40, 50)
+SLOW = ("--echo-step-ms", "20")
+"""For what dies on the way: far from its end, also where the test hears of a token late."""
 Start = Callable[..., Process]
 
 
@@ -58,7 +60,7 @@ async def logged(client: WireClient, request: str) -> list[int]:
 async def test_a_killed_engine_is_continued_at_the_next_token(
     server: RedisServer, start: Start
 ) -> None:
-    first = start()
+    first = start(*SLOW)
     assert first.ready
     async with streaming(server, tokens=400, heard=60) as client:
         first.kill()
@@ -80,7 +82,7 @@ async def test_a_restarted_engine_of_a_sole_name_waits_for_no_lease(
     server: RedisServer, start: Start
 ) -> None:
     alone = ("--lease-ms", "600000", "--stall-s", "600", "--name", "engine", "--sole-name", "true")
-    first = start(*alone)
+    first = start(*alone, *SLOW)
     assert first.ready
     async with streaming(server, tokens=400, heard=60) as client:
         first.kill()
@@ -170,7 +172,8 @@ async def test_a_server_that_turns_read_only_for_a_while_costs_no_token_and_no_f
 async def test_a_request_that_waits_inside_an_engine_longer_than_its_lease_runs_once(
     server: RedisServer, start: Start
 ) -> None:
-    busy = start(*("--max-batch", "1", "--max-waiting", "2", "--echo-step-ms", "10"))
+    waiting = ("--max-batch", "1", "--max-waiting", "2", "--echo-step-ms", "10")
+    busy = start(*waiting, "--lease-ms", "3000")
     assert busy.ready
     async with wire_client(server.url) as client:
         for slot in (1, 2, 3):
@@ -225,7 +228,7 @@ async def test_a_request_that_kills_engines_ends_in_the_dead_letters_and_others_
     server: RedisServer, start: Start, io_process: str
 ) -> None:
     def faulty() -> Process:
-        given = ("--lease-ms", "600", "--io-process", io_process)
+        given = ("--lease-ms", "1000", "--io-process", io_process)
         return start(*given, module="support.faulty_engine")
 
     fleet = [faulty(), faulty()]
@@ -281,7 +284,7 @@ async def test_entries_that_nobody_can_read_are_buried_and_hold_nothing_up(
 async def test_a_broken_device_ends_the_engine_and_its_requests_move_on(
     server: RedisServer, start: Start
 ) -> None:
-    first = start(module="support.faulty_engine")
+    first = start(*SLOW, module="support.faulty_engine")
     assert first.ready
     async with wire_client(server.url) as client:
         await client.submit(make_record("good", prompt=PROMPT, max_new_tokens=400, slot=1))

@@ -76,7 +76,7 @@ async def take(events: AsyncGenerator[list[int]], count: int | None = None) -> l
 async def test_a_killed_engine_pauses_a_stream_and_no_token_is_decided_twice(
     server: RedisServer, start: Start, tmp_path: Path
 ) -> None:
-    first = start(TEXT)
+    first = start(TEXT, "--echo-step-ms", "20")  # far from its end when the test hears of a token
     async with gateway_program(server.url, tmp_path / "g", SETTINGS) as gateway:
         await gateway.ready()
         assert first.ready
@@ -117,7 +117,7 @@ async def test_a_stream_survives_its_gateway_when_the_client_takes_it_up_at_anot
     server: RedisServer, start: Start, tmp_path: Path
 ) -> None:
     keep = SETTINGS | {"resume_grace_s": 60, "lease_s": 2}
-    engine = start(TEXT, "--resume-grace-s", "60")
+    engine = start(TEXT, "--resume-grace-s", "60", "--echo-step-ms", "8")
     async with (
         gateway_program(server.url, tmp_path / "a", keep) as first,
         gateway_program(server.url, tmp_path / "b", keep) as second,
@@ -129,7 +129,7 @@ async def test_a_stream_survives_its_gateway_when_the_client_takes_it_up_at_anot
         asked = {
             "model": "m",
             "prompt": list(PROMPT),
-            "max_tokens": 400,
+            "max_tokens": 300,
             "ignore_eos": True,
             "stream": True,
         }

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import socket
-import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from support.held import make_record
 from support.otlp import otlp_receiver
 from support.process import Process, engine_process
 from support.redis import RedisServer, redis_server
+from support.waiting import eventually, wait_until
 from support.wire_client import wire_client
 
 
@@ -121,13 +120,7 @@ async def test_readiness_follows_the_server_and_liveness_does_not(
     status, body = wait_for(engine, "/health/ready", 200)
     assert status == 200
     async with wire_client(server.url) as client:
-        card = None
-        for _ in range(200):
-            card = await client.wire.card("m")
-            if card is not None:
-                break
-            await asyncio.sleep(0.05)
-        assert card is not None
+        await eventually(lambda: client.wire.card("m"))
         await client.submit(make_record(max_new_tokens=2, slot=5))
         await client.until_finished(5)
 
@@ -141,10 +134,7 @@ async def test_metrics_tell_what_happened_in_both_dialects(
         await client.until_finished(1)
         await client.settled("r1")
 
-    async with asyncio.timeout(20):  # the server knows it is settled before the engine does
-        while samples(engine)["headrace_engine_requests_held"]:  # noqa: ASYNC110 - another process
-            await asyncio.sleep(0.02)
-    values = samples(engine)
+    values = wait_until_idle(engine)  # the server knows it is settled before the engine does
     assert values['headrace_engine_requests_finished_total{reason="length"}'] == 1
     assert values["headrace_engine_requests_claimed_total"] == 1
     assert values["headrace_engine_published_tokens_total"] == 6
@@ -191,6 +181,7 @@ async def test_the_schedule_is_pushed_over_otlp(server: RedisServer, tmp_path: P
             async with wire_client(server.url) as client:
                 await client.submit(make_record(max_new_tokens=6, slot=1))
                 await client.until_finished(1)
+            wait_until_idle(process)
             receiver.wait_for_pushes(len(receiver.metrics) + 2)
         finally:
             process.stop()
@@ -210,13 +201,13 @@ async def test_sigterm_finishes_what_runs_and_hands_back_what_waits(
     assert process.ready
     async with wire_client(server.url) as client:
         for slot in (1, 2, 3, 4):
-            await client.submit(make_record(f"r{slot}", max_new_tokens=30, slot=slot))
+            await client.submit(make_record(f"r{slot}", max_new_tokens=90, slot=slot))
         await client.until(lambda out: {1, 2} <= set(out.tokens))
         process.signal(signal.SIGTERM)
         out = await client.until_finished(1, 2)
         assert process.wait() == 0
 
-        assert len(out.tokens[1]) == len(out.tokens[2]) == 30
+        assert len(out.tokens[1]) == len(out.tokens[2]) == 90
         assert await client.wire.engines("m") == []
         states = [await client.wire.request_state(f"r{slot}") for slot in (3, 4)]
         assert [state.status for state in states if state is not None] == ["queued", "queued"]
@@ -307,20 +298,20 @@ def samples(engine: Process) -> dict[str, float]:
 
 
 def wait_until_idle(engine: Process) -> dict[str, float]:
-    """Samples once nothing runs any more."""
-    for _ in range(400):
+    """Samples once nothing runs or is held any more."""
+
+    def busy() -> float:
         values = samples(engine)
-        if not values["headrace_engine_sequences_running"]:
-            return values
-        time.sleep(0.02)
-    raise AssertionError("sequences still run")
+        return values["headrace_engine_sequences_running"] + values["headrace_engine_requests_held"]
+
+    wait_until(lambda: not busy(), lambda: f"{busy():g} are still there")
+    return samples(engine)
 
 
 def wait_for(engine: Process, path: str, status: int) -> tuple[int, str]:
     """The answer, once it has this status."""
-    for _ in range(400):
-        found = engine.get(path)
-        if found[0] == status:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"{path} does not become {status}:\n{engine.log()}")
+    wait_until(
+        lambda: engine.get(path)[0] == status,
+        lambda: f"{path} does not become {status}:\n{engine.log()}",
+    )
+    return engine.get(path)

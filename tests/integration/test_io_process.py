@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from support.faulty_engine import BREAK
 from support.held import make_record
 from support.process import Process, engine_process
 from support.redis import RedisServer, redis_server
+from support.waiting import wait_until
 from support.wire_client import wire_client
 
 Start = Callable[..., Process]
@@ -55,10 +55,7 @@ def engine_pid(engine: Process) -> int:
 
 def wait_until_gone(pid: int) -> None:
     """Fails where the process stays."""
-    deadline = time.monotonic() + LIMIT_S
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline, f"{pid} is still there"
-        time.sleep(0.02)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), f"{pid} is still there")
 
 
 async def test_it_serves_shows_its_metrics_and_ends_as_asked(
@@ -70,11 +67,9 @@ async def test_it_serves_shows_its_metrics_and_ends_as_asked(
         await client.submit(make_record(prompt=(5, 6, 7), max_new_tokens=7, slot=3))
         out = await client.until_finished(3)
         await client.settled("r1")
-    body = ""
-    async with asyncio.timeout(LIMIT_S):  # the server knows it is settled before the engine does
-        while "headrace_engine_requests_held 0.0" not in body:
-            await asyncio.sleep(0.02)
-            body = engine.get("/metrics")[1]
+    # the server knows it is settled before the engine does
+    wait_until(lambda: "headrace_engine_requests_held 0.0" in engine.get("/metrics")[1])
+    body = engine.get("/metrics")[1]
     engine.signal(signal.SIGTERM)
 
     assert engine.wait() == 0
