@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from support.following import Followed, follow, in_turn
 from support.process import Process, engine_process
 from support.processes import gateway_program, make_key
 from support.redis import RedisServer, redis_server
+from support.waiting import wait_until
 
 STREAMS = 50
 PROMPT = " ".join(map(str, range(100, 300)))
 """No piece of it looks like another: a token that is lost or told twice shows in the text."""
-TOKENS = 100
+TOKENS = 150
 ENGINE = ("--echo-tokenizer", "--echo-step-ms", "20", "--max-batch", "64", "--cache-blocks", "4096")
 
 pytestmark = pytest.mark.slow
@@ -40,10 +42,8 @@ def running(engine: Process) -> float:
 
 async def both_run(engines: list[Process]) -> None:
     """Until each of them has something to lose."""
-    async with asyncio.timeout(30):
-        for engine in engines:
-            while not await asyncio.to_thread(running, engine):  # noqa: ASYNC110 - other processes
-                await asyncio.sleep(0.05)
+    for engine in engines:
+        await asyncio.to_thread(wait_until, partial(running, engine), "it runs nothing")
 
 
 @pytest.mark.parametrize("engine_grace_s", [0.2, 20.0])
