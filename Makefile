@@ -7,9 +7,9 @@ SETUP := tools/setup_env.py
 # Two test processes share two cores: one thread each.
 ONE_THREAD := OMP_NUM_THREADS=1
 PYTHONS := 3.12 3.13
-# Tests of real processes run once more after a failure, and say so ("rerun" in the last line).
+# Tests of real processes run once more after a failure, and say so ("RERUN" in the summary).
 # A rerun is a bug to be mended; it does not stop everybody else.
-AGAIN := --reruns 1 --reruns-delay 2
+AGAIN := --reruns 1 --reruns-delay 2 -raR
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
