@@ -1,4 +1,4 @@
-"""A journal of a small run, made without a device."""
+"""Journals of runs that are made without a device."""
 
 from __future__ import annotations
 
@@ -31,3 +31,22 @@ def recorded(
         rig.step()
     journal.flush()
     return journal, rig
+
+
+def recorded_slowly(journal: Journal, new_tokens: int) -> Rig:
+    """Long prompts, for a journal that looks at one block in a pass: 1,000 are cached, so a snapshot
+    would not be whole before the run ends.
+    """
+    rig = Rig(
+        journal=journal,
+        pool_blocks=2000,
+        session_tokens=1600,
+        batch_tokens=2048,
+        max_batch=4,
+        audit=False,  # which looks at every block in every pass
+    )
+    for i in range(4):
+        rig.push([i] * 1000, new_tokens)
+    rig.run()
+    assert len(rig.scheduler.pool.trie) > 4 * 250, "a snapshot would have taken all passes"
+    return rig

