@@ -301,7 +301,7 @@ async def test_engines_that_cannot_be_read_end_no_request_that_waits() -> None:
 
 async def test_a_gateway_whose_clock_is_wrong_ends_no_stream_that_is_silent() -> None:
     stack = Stack()
-    clock = FakeClock()
+    clock = FakeClock(wall_ms=stack.clock.wall_ms())
     clock.jump(10_000_000)
     gateway = Gateway(MemoryGatewayWire(stack.broker), clock=clock, lost_engine_s=0.3)
     async with stack.claimed(gateway) as (_, running, claimed):

@@ -52,7 +52,7 @@ class Once:
         repetition of; one that failed, or was cancelled (its engine may not have heard of that
         yet), is forgotten, and this one is the first.
 
-        Raises ``Conflict`` for another body and for a call that is forgotten, and
+        Raises ``Conflict`` for another body or route and for a call that is forgotten, and
         ``BackendUnavailable`` while the first is being admitted.
         """
         value, instead = _value(call, key), ""
