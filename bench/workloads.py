@@ -2,8 +2,8 @@
 
 ``python bench/workloads.py --executor cuda --model DIR --out FILE`` runs all but the one over HTTP, and
 ``python bench/workloads.py --executor echo`` does so small, on any machine; ``--workload w1 w3`` some.
-Every setting of the engine is a flag too. Over HTTP there are as many gateways and client processes as
-``--gateways`` and ``--clients`` say.
+Every setting of the engine is a flag too: with ``--max-batch 1024`` all of w6 is resident at once. Over
+HTTP there are as many gateways and client processes as ``--gateways`` and ``--clients`` say.
 
 ========  ==========================================================================================
 w1        one stream: 128 in, 512 out. TPOT = (wall of 512 tokens - wall of 1) / 511
@@ -299,11 +299,13 @@ def settings_for(given: dict[str, object], size: Size) -> EngineSettings:
         "max_batch": size.prompts(256),
         "max_waiting": size.prompts(1024),
         "prefill_chunk_tokens": max(64, size.tokens(8192)),
-        "batch_tokens": size.prompts(256) + max(64, size.tokens(8192)),
         "context_tokens": size.tokens(8192) + 64,
         "echo_tokenizer": False,
     }
-    return load(EngineSettings, cli=defaults | given)
+    asked = defaults | given
+    # Beside a token of each row a whole chunk, however many rows were asked for.
+    rows, chunk = int(f"{asked['max_batch']}"), int(f"{asked['prefill_chunk_tokens']}")
+    return load(EngineSettings, cli={"batch_tokens": rows + chunk} | asked)
 
 
 def machine(*, on_device: bool) -> dict[str, object]:

@@ -93,3 +93,11 @@ def test_the_mixed_workload_has_the_known_number_of_tokens(bench: ModuleType) ->
     assert same == outputs
     assert [len(prompt) for prompt in shifted] == [len(prompt) for prompt in prompts]
     assert shifted[0][:2] == [(prompts[0][0] + 1009) % 10_001, (prompts[0][1] + 1010) % 10_001]
+
+
+def test_a_batch_has_room_for_every_row_that_is_asked_for(bench: ModuleType) -> None:
+    small = bench.settings_for({}, bench.FULL)
+    assert (small.max_batch, small.batch_tokens) == (256, 8448)
+    large = bench.settings_for({"max_batch": 1024}, bench.FULL)
+    assert (large.max_batch, large.batch_tokens) == (1024, 9216)
+    assert bench.settings_for({"batch_tokens": 9999}, bench.FULL).batch_tokens == 9999

@@ -61,7 +61,11 @@ log = get_logger(__name__)
 
 _SHARED_CLASSES: Final = CLASSES[:2]
 """Classes of which there are also steps that read a common beginning once."""
-_LADDER: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+_LADDER: Final = (
+    *(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256),
+    *(320, 384, 448, 512, 640, 768, 896, 1024),
+)
+"""Rows of captured steps. Besides the largest batch: a step runs at the next of these."""
 
 
 @dataclass(slots=True)
