@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import pytest
 from headrace_contracts import keys
+from headrace_contracts.key_types import type_of
 from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import ModelCard
 from headrace_gateway.auth.keys import KeyStore
@@ -18,7 +19,7 @@ from headrace_transport import server as server_module
 from headrace_transport.connection import RedisEngineWire, RedisGatewayWire
 from headrace_transport.errors import CommandFailed, TransportUnavailable, WrongType
 from headrace_transport.interface import FIRST_FRAME, EngineInfo, Rates
-from headrace_transport.scripting import KeyType, model_types
+from headrace_transport.scripting import shared_keys
 from headrace_transport.server import Server
 from structlog.testing import capture_logs
 from support.processes import PEPPER
@@ -30,22 +31,22 @@ ENGINE = "e-1"
 TENANT, KEY = "acme", "key1"
 CARD = ModelCard(version=WIRE_VERSION, model=MODEL)
 JUNK = b"\xff\x00junk"
-TYPES: dict[str, KeyType] = {
-    **model_types(MODEL),
-    keys.MODELS: "zset",
-    keys.SWEEPER: "string",
-    keys.FORGOTTEN_KEYS: "zset",
-    keys.engine(ENGINE): "hash",
-    keys.control(ENGINE): "stream",
-    keys.holding(MODEL, ENGINE): "set",
-    keys.gateway(GATEWAY): "hash",
-    keys.out(GATEWAY): "stream",
-    keys.requests_of(MODEL, GATEWAY): "set",
-    keys.queue(MODEL, 1, TENANT): "stream",
-    keys.running(TENANT, KEY): "zset",
-    keys.rate(TENANT, KEY): "hash",
-    keys.idempotency(TENANT, KEY, "d1"): "string",
-}
+KEYS = [
+    *shared_keys(MODEL),
+    keys.MODELS,
+    keys.SWEEPER,
+    keys.FORGOTTEN_KEYS,
+    keys.engine(ENGINE),
+    keys.control(ENGINE),
+    keys.holding(MODEL, ENGINE),
+    keys.gateway(GATEWAY),
+    keys.out(GATEWAY),
+    keys.requests_of(MODEL, GATEWAY),
+    keys.queue(MODEL, 1, TENANT),
+    keys.running(TENANT, KEY),
+    keys.rate(TENANT, KEY),
+    keys.idempotency(TENANT, KEY, "d1"),
+]
 UNSEEN = {
     keys.dead_letters(MODEL),  # nothing is buried here
     keys.floors(MODEL),  # seen when a tenant comes that has no work
@@ -120,7 +121,7 @@ class Life:
         await again(lambda: engine.supersede(MODEL, "other-00000001"))
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", KEYS)
 async def test_a_key_of_another_type_is_emptied_and_told_and_all_goes_on(
     name: str, link: Server, gateway: RedisGatewayWire, engine: RedisEngineWire
 ) -> None:
@@ -132,7 +133,9 @@ async def test_a_key_of_another_type_is_emptied_and_told_and_all_goes_on(
     await life.submit("r2", 12)
     await life.ask()
 
-    other = ("HSET", name, "x", JUNK) if TYPES[name] != "hash" else ("SET", name, JUNK)
+    ours = type_of(name)
+    assert ours is not None
+    other = ("HSET", name, "x", JUNK) if ours != "hash" else ("SET", name, JUNK)
     await link.pipeline([("DEL", name), other])
     with capture_logs() as said:
         await life.run("r0", 10)  # before anything else has looked
@@ -149,7 +152,7 @@ async def test_a_key_of_another_type_is_emptied_and_told_and_all_goes_on(
     assert told == {name} or (name in UNSEEN and not told)
     assert gateway.damaged.counts["replaced"] + engine.damaged.counts["replaced"] == len(told)
     kind = await link.command("TYPE", name)
-    assert name in UNSEEN or kind in (b"none", TYPES[name].encode())
+    assert name in UNSEEN or kind in (b"none", ours.encode())
 
 
 async def test_of_many_who_meet_such_a_key_one_empties_it_and_all_come_back(
@@ -169,12 +172,12 @@ async def test_a_key_of_another_type_that_nobody_can_name_is_no_outage_for_ever(
 ) -> None:
     monkeypatch.setattr(server_module, "_FRUITLESS_S", 0.1)
     await link.command("SET", keys.queued(MODEL), JUNK)
+    junk = f"return redis.call('ZCARD', '{keys.queued(MODEL)}')"
 
     async def ask_for_ever() -> None:
         while True:
             with suppress(TransportUnavailable):
-                async with link.emptying({keys.MODELS: "zset"}):
-                    await link.command("ZCARD", keys.queued(MODEL))
+                await link.command("EVAL", junk, 1, keys.MODELS)
             await asyncio.sleep(0.01)
 
     with pytest.raises(WrongType):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from types import MappingProxyType
+from collections.abc import Sequence, Set
 from typing import Final
 
 from headrace_contracts import keys
@@ -20,11 +19,9 @@ from headrace_transport.replies import (
     given,
     readable,
 )
-from headrace_transport.scripting import KeyType
 
 _MOST: Final = 100_000
 """Ids of deleted keys that are remembered."""
-_FORGOTTEN: Final[Mapping[str, KeyType]] = MappingProxyType({keys.FORGOTTEN_KEYS: "zset"})
 _AT_ONCE: Final = 1_000
 """Keys that one round trip reads: all of many would not come in a command's time."""
 
@@ -92,18 +89,16 @@ class ApiKeys(Part):
         check_name("a key id", public_id)
         names = [keys.api_key(public_id), keys.API_KEYS, keys.FORGOTTEN_KEYS]
         arguments = [public_id, "" if over_ms is None else over_ms, _MOST]
-        async with self._server.emptying(_FORGOTTEN):
-            return bool(as_int(await self._server.run("forget_key", names, arguments)))
+        return bool(as_int(await self._server.run("forget_key", names, arguments)))
 
     async def api_key_is_forgotten(self, public_id: str) -> bool:
         """See ``GatewayWire.api_key_is_forgotten``."""
-        async with self._server.emptying(_FORGOTTEN):
-            return bool(as_int(await self._server.run("forgotten_key", [*_FORGOTTEN], [public_id])))
+        names = [keys.FORGOTTEN_KEYS]
+        return bool(as_int(await self._server.run("forgotten_key", names, [public_id])))
 
     async def forgotten_api_keys(self) -> Set[str]:
         """See ``GatewayWire.forgotten_api_keys``."""
-        async with self._server.emptying(_FORGOTTEN):
-            reply = await self._server.command("ZRANGE", keys.FORGOTTEN_KEYS, 0, -1)
+        reply = await self._server.command("ZRANGE", keys.FORGOTTEN_KEYS, 0, -1)
         return {as_text(name) for name in as_list(reply)}
 
 

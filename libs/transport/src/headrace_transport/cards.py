@@ -52,8 +52,7 @@ class CardReads(Part):
 
     async def _listed(self) -> list[Reply]:
         """Names of the models that have cards."""
-        async with self._server.emptying({keys.MODELS: "zset"}):
-            return as_list(await self._server.command("ZRANGE", keys.MODELS, 0, -1))
+        return as_list(await self._server.command("ZRANGE", keys.MODELS, 0, -1))
 
     async def _data_of(self, names: Sequence[str]) -> dict[str, bytes]:
         """Models' cards as they were written; empty where there is none."""
@@ -87,8 +86,7 @@ class CardWrites(CardReads):
 
     async def card(self, model: str) -> ModelCard | None:
         """See ``EngineWire.card``. One that is not listed with the others is none."""
-        async with self._server.emptying({keys.MODELS: "zset"}):
-            listed = await self._server.command("ZSCORE", keys.MODELS, check_model(model))
+        listed = await self._server.command("ZSCORE", keys.MODELS, check_model(model))
         if listed is None:
             return None
         with self.damaged.skipped("card", model):
@@ -100,12 +98,11 @@ class CardWrites(CardReads):
         where several engines put cards at once.
         """
         name = check_model(card.model)
-        async with self._server.emptying({keys.MODELS: "zset"}):
-            before = await self._server.run(
-                "put_card",
-                [keys.card(name), keys.MODELS, *map(keys.blob, sorted(digests_of(card)))],
-                [name, card.SerializeToString()],
-            )
+        before = await self._server.run(
+            "put_card",
+            [keys.card(name), keys.MODELS, *map(keys.blob, sorted(digests_of(card)))],
+            [name, card.SerializeToString()],
+        )
         with self.damaged.skipped("card", name):
             if before is not None:
                 await self._let_end(digests_of(_parsed(as_bytes(before))) - digests_of(card))

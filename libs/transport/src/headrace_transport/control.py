@@ -22,12 +22,11 @@ class ControlReads(Part):
     ) -> Sequence[tuple[str, Control | None]]:
         """See ``EngineWire.read_control``. What was read before ``after`` is deleted."""
         stream = keys.control(check_process("an engine", engine))
-        async with self._server.emptying({stream: "stream"}):
-            reply = await self._server.blocking(
-                stream,
-                *("XREAD", "COUNT", _READ, "BLOCK", max(1, block_ms), "STREAMS", stream, after),
-                block_ms=block_ms,
-            )
+        reply = await self._server.blocking(
+            stream,
+            *("XREAD", "COUNT", _READ, "BLOCK", max(1, block_ms), "STREAMS", stream, after),
+            block_ms=block_ms,
+        )
         streams = as_list(reply)
         if not streams:
             return []

@@ -12,9 +12,7 @@ from headrace_transport.interface import FrameId, OutEntry
 from headrace_transport.names import check_process
 from headrace_transport.part import Part
 from headrace_transport.replies import Argument, Reply, as_entries, as_list, as_text, decoded
-from headrace_transport.scripting import KeyType
 
-_STREAM: KeyType = "stream"
 _READ = 256
 """Entries of one read."""
 
@@ -25,20 +23,18 @@ class FrameReads(Part):
     async def read_out(self, gateway: str, after: FrameId, *, block_ms: int) -> Sequence[OutEntry]:
         """See ``GatewayWire.read_out``."""
         stream = keys.out(check_process("a gateway", gateway))
-        async with self._server.emptying({stream: "stream"}):
-            reply = await self._server.blocking(
-                stream,
-                *("XREAD", "COUNT", _READ, "BLOCK", max(1, block_ms), "STREAMS", stream, after),
-                block_ms=block_ms,
-            )
+        reply = await self._server.blocking(
+            stream,
+            *("XREAD", "COUNT", _READ, "BLOCK", max(1, block_ms), "STREAMS", stream, after),
+            block_ms=block_ms,
+        )
         streams = as_list(reply)
         return out_entries(as_list(streams[0])[1], self.foreign) if streams else []
 
     async def trim_out(self, gateway: str, below: FrameId) -> None:
         """See ``GatewayWire.trim_out``."""
         stream = keys.out(check_process("a gateway", gateway))
-        async with self._server.emptying({stream: "stream"}):
-            await self._server.command("XTRIM", stream, "MINID", below)
+        await self._server.command("XTRIM", stream, "MINID", below)
 
 
 class FrameWrites(Part):
@@ -62,9 +58,7 @@ class FrameWrites(Part):
         for gateway, item in entries:
             field = "frame" if isinstance(item, Frame) else "fence"
             arguments += [gateway, field, item.SerializeToString()]
-        types: dict[str, KeyType] = {keys.GATEWAYS: "zset", **dict.fromkeys(names[1:], _STREAM)}
-        async with self._server.emptying(types):
-            reply = as_list(await self._server.run("post", names, arguments))
+        reply = as_list(await self._server.run("post", names, arguments))
         return [FrameId(as_text(name)) if name else None for name in reply]
 
     async def frames_of(
@@ -75,10 +69,7 @@ class FrameWrites(Part):
         found: list[OutEntry] = []
         while True:
             stream = keys.out(gateway)
-            async with self._server.emptying({stream: "stream"}):
-                reply = await self._server.command(
-                    "XRANGE", stream, f"({after}", end, "COUNT", _READ
-                )
+            reply = await self._server.command("XRANGE", stream, f"({after}", end, "COUNT", _READ)
             found += out_entries(reply, self.foreign)
             if len(as_list(reply)) < _READ:
                 return found

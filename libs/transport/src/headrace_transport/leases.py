@@ -49,8 +49,7 @@ class Leases(FrameWrites):
         """See ``EngineWire.wait_bell``."""
         bell = keys.bell(check_model(model))
         seconds = max(timeout_ms, 1) / 1000
-        async with self._server.emptying({bell: "list"}):
-            reply = await self._server.blocking(bell, "BLPOP", bell, seconds, block_ms=timeout_ms)
+        reply = await self._server.blocking(bell, "BLPOP", bell, seconds, block_ms=timeout_ms)
         return reply is not None
 
     async def claim(
@@ -141,8 +140,8 @@ class Leases(FrameWrites):
             # After an outage others could not renew either: they get the time to.
             int(self._server.calm_s * 1000 >= lease_ms / 2),
         ]
-        holding = keys.holding(model, engine)
-        reply = await self._server.run_model("claim", model, arguments, others={holding: "set"})
+        others = [keys.holding(model, engine)]
+        reply = await self._server.run_model("claim", model, arguments, others=others)
         return [_taken(as_list(row)) for row in as_list(reply)]
 
     async def log_of(self, request: str) -> Sequence[LogEntry]:

@@ -17,7 +17,6 @@ from headrace_transport.errors import CommandFailed
 from headrace_transport.interface import EngineInfo, Wait
 from headrace_transport.names import check_model, check_process, name_of
 from headrace_transport.replies import as_bytes, as_fields, as_int, as_list, as_text, readable
-from headrace_transport.scripting import KeyType
 
 _WAITS = 256
 """Requests of which an engine tells why they wait."""
@@ -70,9 +69,8 @@ class GatewayLeases(Reaper):
     async def beat_gateway(self, gateway: str, *, ttl_ms: int) -> None:
         """See ``GatewayWire.beat_gateway``."""
         check_process("a gateway", gateway)
-        names: dict[str, KeyType] = {keys.gateway(gateway): "hash", keys.GATEWAYS: "zset"}
-        async with self._server.emptying(names):
-            await self._server.run("beat", list(names), [gateway, ttl_ms])
+        names = [keys.gateway(gateway), keys.GATEWAYS]
+        await self._server.run("beat", names, [gateway, ttl_ms])
 
     async def leave_gateway(self, gateway: str, *, keep_ms: int = 0) -> None:
         """See ``GatewayWire.leave_gateway``."""
@@ -90,14 +88,12 @@ class GatewayLeases(Reaper):
     async def take_sweep(self, gateway: str, *, ttl_ms: int) -> bool:
         """See ``GatewayWire.take_sweep``."""
         check_process("a gateway", gateway)
-        async with self._server.emptying({keys.SWEEPER: "string"}):
-            return bool(as_int(await self._server.run("hold", [keys.SWEEPER], [gateway, ttl_ms])))
+        return bool(as_int(await self._server.run("hold", [keys.SWEEPER], [gateway, ttl_ms])))
 
     async def engines(self, model: str) -> Sequence[EngineInfo]:
         """See ``GatewayWire.engines``."""
         name = keys.engines(check_model(model))
-        async with self._server.emptying({name: "zset"}):
-            reply = as_list(await self._server.run("present", [name], [keys.engine(HOLE)]))
+        reply = as_list(await self._server.run("present", [name], [keys.engine(HOLE)]))
         found: list[EngineInfo] = []
         for name, hashed in zip(reply[::2], reply[1::2], strict=True):
             with self.damaged.skipped("engine", repr(name)):
@@ -112,13 +108,12 @@ class GatewayLeases(Reaper):
             return False
         entry = Control(version=WIRE_VERSION, drain=Drain(grace_ms=grace_ms))
         stream = keys.control(engine)
-        async with self._server.emptying({stream: "stream"}):
-            await self._server.pipeline(
-                [
-                    ("XADD", stream, "*", "control", entry.SerializeToString()),
-                    ("PEXPIRE", stream, self._server.options.log_ttl_ms),
-                ]
-            )
+        await self._server.pipeline(
+            [
+                ("XADD", stream, "*", "control", entry.SerializeToString()),
+                ("PEXPIRE", stream, self._server.options.log_ttl_ms),
+            ]
+        )
         return True
 
 
@@ -128,22 +123,17 @@ class EngineLeases(Reaper):
     async def beat_engine(self, info: EngineInfo, *, ttl_ms: int) -> None:
         """See ``EngineWire.beat_engine``."""
         check_process("an engine", info.process)
-        names: dict[str, KeyType] = {
-            keys.engine(info.process): "hash",
-            keys.engines(check_model(info.model)): "zset",
-        }
-        async with self._server.emptying(names):
-            await self._server.run(
-                "beat",
-                list(names),
-                [
-                    *(info.process, ttl_ms),
-                    *("model", info.model, "state", info.state),
-                    *("running", info.running, "waiting", info.waiting),
-                    *("free_blocks", info.free_blocks, "total_blocks", info.total_blocks),
-                    *("waits", _waits_text(info.waits)),
-                ],
-            )
+        await self._server.run(
+            "beat",
+            [keys.engine(info.process), keys.engines(check_model(info.model))],
+            [
+                *(info.process, ttl_ms),
+                *("model", info.model, "state", info.state),
+                *("running", info.running, "waiting", info.waiting),
+                *("free_blocks", info.free_blocks, "total_blocks", info.total_blocks),
+                *("waits", _waits_text(info.waits)),
+            ],
+        )
 
     async def leave_engine(self, info: EngineInfo) -> None:
         """See ``EngineWire.leave_engine``."""

@@ -31,12 +31,11 @@ class RateLimits(Part):
         """See ``GatewayWire.take_rate``."""
         check_name("a tenant", tenant)
         name = keys.rate(tenant, key_id)
-        async with self._server.emptying({name: "hash"}):
-            reply = await self._server.run(
-                "rate",
-                [name],
-                [rates.requests or 0, rates.tokens or 0, requests, tokens, int(must)],
-            )
+        reply = await self._server.run(
+            "rate",
+            [name],
+            [rates.requests or 0, rates.tokens or 0, requests, tokens, int(must)],
+        )
         granted, *numbers = (as_int(each) for each in as_list(reply))
         return Allowance(bool(granted), *numbers)
 

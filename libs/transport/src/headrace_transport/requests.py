@@ -32,7 +32,6 @@ from headrace_transport.replies import (
     decoded,
     readable,
 )
-from headrace_transport.scripting import KeyType
 
 _RAW = ("usage", "edge")
 """Fields of a state that are not text."""
@@ -53,11 +52,11 @@ class Requests(Part):
         """See ``GatewayWire.submit``. Safe to repeat after ``TransportUnavailable``."""
         data = encode(record)
         held = lengths_of(record.n, resume) if resume is not None else []
-        others: dict[str, KeyType] = {
-            keys.queue(record.model, record.band, record.tenant): "stream",
-            keys.running(record.tenant, record.key_id): "zset",
-            keys.requests_of(record.model, record.gateway): "set",
-        }
+        others = [
+            keys.queue(record.model, record.band, record.tenant),
+            keys.running(record.tenant, record.key_id),
+            keys.requests_of(record.model, record.gateway),
+        ]
         reply = as_list(
             await self._server.run_model(
                 "submit",
@@ -123,7 +122,7 @@ class Requests(Part):
                     self._server.options.sign_of_life_ms,
                     int(keeping),
                 ],
-                others={keys.requests_of(state.model, gateway): "set"},
+                others=[keys.requests_of(state.model, gateway)],
             )
         )
         if not reply:
@@ -148,8 +147,7 @@ class Requests(Part):
     async def live_requests(self, tenant: str, key_id: str, *, limit: int) -> Sequence[str]:
         """See ``GatewayWire.live_requests``."""
         name = keys.running(check_name("a tenant", tenant), key_id)
-        async with self._server.emptying({name: "zset"}):
-            reply = await self._server.command("ZRANGE", name, 0, limit - 1)
+        reply = await self._server.command("ZRANGE", name, 0, limit - 1)
         return [as_text(request) for request in as_list(reply)]
 
     async def standing(self, model: str, request: str) -> Standing:
@@ -183,8 +181,7 @@ class Requests(Part):
     async def queue_depth(self, model: str) -> int:
         """See ``GatewayWire.queue_depth``. A request whose deadline passed counts no more."""
         name = keys.queued(check_model(model))
-        async with self._server.emptying({name: "zset"}):
-            return as_int(await self._server.run("depth", [name], []))
+        return as_int(await self._server.run("depth", [name], []))
 
     async def bind_once(
         self, tenant: str, key_id: str, digest: str, value: str, *, ttl_ms: int, instead: str = ""
@@ -195,8 +192,7 @@ class Requests(Part):
             check_name("a key id", key_id),
             check_name("a digest", digest),
         )
-        async with self._server.emptying({name: "string"}):
-            return as_text(await self._server.run("once", [name], [value, ttl_ms, instead]))
+        return as_text(await self._server.run("once", [name], [value, ttl_ms, instead]))
 
 
 def state_of(fields: dict[str, bytes]) -> RequestState:

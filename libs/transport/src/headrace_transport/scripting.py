@@ -6,12 +6,10 @@ Their flags let work that was accepted go on and end while the server is out of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
-from typing import Literal
 
 from headrace_contracts import keys
 from headrace_contracts.keys import BANDS, HOLE
@@ -19,9 +17,6 @@ from headrace_contracts.keys import BANDS, HOLE
 from headrace_transport.options import WireOptions
 
 _PRELUDE = "-- prelude common\n"
-
-
-KeyType = Literal["hash", "list", "set", "stream", "string", "zset"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +59,14 @@ def model_keys(model: str) -> list[str]:
     ]
 
 
-def model_types(model: str) -> dict[str, KeyType]:
-    """The type of every key that all of a model's requests share."""
-    types: Sequence[KeyType] = (
-        *("hash", "zset", "zset", "zset", "zset", "hash", "list", "stream", "hash", "hash"),
-        *("string", "set", "zset"),
-    )
-    shared = dict(zip(model_keys(model), types, strict=True))
-    shared[keys.engines(model)] = "zset"
-    for band in range(BANDS):
-        shared[keys.tenants(model, band)] = shared[keys.idle_tenants(model, band)] = "zset"
-    return shared
+def shared_keys(model: str) -> list[str]:
+    """Every key that all of a model's requests share; scripts make some of them of patterns."""
+    return [
+        *model_keys(model),
+        keys.engines(model),
+        *(keys.tenants(model, band) for band in range(BANDS)),
+        *(keys.idle_tenants(model, band) for band in range(BANDS)),
+    ]
 
 
 def model_arguments(model: str, options: WireOptions) -> list[str | int]:

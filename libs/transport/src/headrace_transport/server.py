@@ -1,18 +1,20 @@
 """The one seam to the server: commands, scripts and blocking reads, each with a deadline.
 
 Replies are raw (RESP 2, bytes). Every error, the server's or redis-py's, becomes one of ours here.
+Where a key that a command names is of another type than ``key_types`` says, it is emptied and told,
+and the command is ``TransportUnavailable``: the next try finds the key well.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from math import inf
-from types import MappingProxyType
 from typing import Final, NoReturn
 
+from headrace_contracts.key_types import type_of
 from redis import exceptions
 
 from headrace_transport.address import Access, Address
@@ -27,13 +29,7 @@ from headrace_transport.errors import (
 )
 from headrace_transport.options import WireOptions
 from headrace_transport.replies import Argument, Reply, as_list, as_text
-from headrace_transport.scripting import (
-    KeyType,
-    model_arguments,
-    model_keys,
-    model_types,
-    script,
-)
+from headrace_transport.scripting import model_arguments, model_keys, script, shared_keys
 
 _NO_SCRIPT = "NOSCRIPT"
 _WRONG_TYPE = "WRONGTYPE"
@@ -45,7 +41,6 @@ _FOR_NOW = (
 _FRUITLESS_S: Final = 5.0
 """How long a key of another type that cannot be found is taken for one that others have emptied."""
 _DENIED = ("NOPERM", "NOAUTH", "WRONGPASS")
-_NONE: Final[Mapping[str, KeyType]] = MappingProxyType({})
 
 
 class Server:
@@ -92,7 +87,10 @@ class Server:
 
     async def pipeline(self, commands: Sequence[Sequence[Argument]]) -> list[Reply]:
         """Several commands in one round trip; the first error among the replies is raised."""
-        return self._checked(await self._exchange(commands))
+        try:
+            return self._checked(await self._exchange(commands))
+        except WrongType as error:
+            await self._empty(chain.from_iterable(commands), error)
 
     async def answers(self, commands: Sequence[Sequence[Argument]]) -> list[Reply | CommandFailed]:
         """Several commands in one round trip: the reply of each, or why the server refused it."""
@@ -112,63 +110,22 @@ class Server:
         self, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Argument]]]
     ) -> list[Reply]:
         """Runs a script for several (keys, arguments), in one round trip."""
-        if not calls:
-            return []
-        found = script(name)
-        tails = [(len(keys), *keys, *arguments) for keys, arguments in calls]
-        replies = await self._exchange([("EVALSHA", found.sha, *tail) for tail in tails])
-        # safe to send again: NOSCRIPT says that nothing ran
-        unknown = [i for i, each in enumerate(replies) if _code(each) == _NO_SCRIPT]
-        if unknown:
-            again = await self._exchange([("EVAL", found.text, *tails[i]) for i in unknown])
-            for i, reply in zip(unknown, again, strict=True):
-                replies[i] = reply
-        return self._checked(replies)
+        try:
+            return await self._run(name, calls)
+        except WrongType as error:
+            await self._empty(chain.from_iterable(keys for keys, _ in calls), error)
 
     async def run_model(
-        self,
-        name: str,
-        model: str,
-        arguments: Sequence[Argument],
-        *,
-        others: Mapping[str, KeyType] = _NONE,
+        self, name: str, model: str, arguments: Sequence[Argument], *, others: Sequence[str] = ()
     ) -> Reply:
         """Runs a script that has the common prelude. ``others``: keys that it writes besides what
-        all requests of the model share. Where one is of another type, as ``emptying``.
+        all requests of the model share.
         """
+        arguments = [*model_arguments(model, self.options), *arguments]
         try:
-            return await self.run(
-                name, model_keys(model), [*model_arguments(model, self.options), *arguments]
-            )
+            return (await self._run(name, [(model_keys(model), arguments)]))[0]
         except WrongType as error:
-            return await self._empty({**model_types(model), **others}, error)
-
-    @asynccontextmanager
-    async def emptying(self, types: Mapping[str, KeyType]) -> AsyncGenerator[None]:
-        """Around commands on keys that nobody but us writes. One that is of another type by now is
-        emptied, and told: ``TransportUnavailable``, since the next try finds it well.
-        """
-        try:
-            yield
-        except WrongType as error:
-            await self._empty(types, error)
-
-    async def _empty(self, types: Mapping[str, KeyType], error: WrongType) -> NoReturn:
-        """Nothing may be left to empty: of many who meet the same key one is first. Raises ``error``
-        where that goes on: it is another key.
-        """
-        emptied = as_list(await self.run("empty", list(types), list(types.values())))
-        for key, kind in zip(emptied[::2], emptied[1::2], strict=True):
-            self.damaged.replaced(as_text(key), as_text(kind))
-        if not emptied:
-            now_s, text = time.monotonic(), str(error)
-            first_s, last_s = self._fruitless.get(text, (now_s, now_s))
-            if now_s - last_s > _FRUITLESS_S:
-                first_s = now_s
-            self._fruitless[text] = (first_s, now_s)
-            if now_s - first_s > _FRUITLESS_S:
-                raise error
-        raise TransportUnavailable(f"a key was of another type: {error}") from error
+            await self._empty([*shared_keys(model), *others], error)
 
     async def blocking(self, reader: str, *arguments: Argument, block_ms: int) -> Reply:
         """A command that may block, on a connection that belongs to ``reader`` alone."""
@@ -180,7 +137,10 @@ class Server:
         deadline_s = block_ms / 1000 + self.options.op_timeout_s
         async with lock:
             answers = await self._talk(connection, [arguments], deadline_s)
-        return self._checked(answers)[0]
+        try:
+            return self._checked(answers)[0]
+        except WrongType as error:
+            await self._empty(arguments, error)
 
     async def close(self) -> None:
         """Closes every connection. Commands in flight fail as unavailable."""
@@ -251,6 +211,43 @@ class Server:
             for other in (*self._idle, *(reader for _, reader in self._readers.values())):
                 other.drop()
         return answers
+
+    async def _run(
+        self, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Argument]]]
+    ) -> list[Reply]:
+        if not calls:
+            return []
+        found = script(name)
+        tails = [(len(keys), *keys, *arguments) for keys, arguments in calls]
+        replies = await self._exchange([("EVALSHA", found.sha, *tail) for tail in tails])
+        # safe to send again: NOSCRIPT says that nothing ran
+        unknown = [i for i, each in enumerate(replies) if _code(each) == _NO_SCRIPT]
+        if unknown:
+            again = await self._exchange([("EVAL", found.text, *tails[i]) for i in unknown])
+            for i, reply in zip(unknown, again, strict=True):
+                replies[i] = reply
+        return self._checked(replies)
+
+    async def _empty(self, names: Iterable[Argument], error: WrongType) -> NoReturn:
+        """Empties what is of another type among ``names``, the keys of a command and whatever else
+        it says. Nothing may be left to empty: of many who meet the same key one is first. Raises
+        ``error`` where that goes on, or where none is a key that is emptied: it is another key.
+        """
+        types = {name: kind for name in names if isinstance(name, str) and (kind := type_of(name))}
+        if not types:
+            raise error
+        emptied = as_list(await self.run("empty", list(types), list(types.values())))
+        for key, kind in zip(emptied[::2], emptied[1::2], strict=True):
+            self.damaged.replaced(as_text(key), as_text(kind))
+        if not emptied:
+            now_s, text = time.monotonic(), str(error)
+            first_s, last_s = self._fruitless.get(text, (now_s, now_s))
+            if now_s - last_s > _FRUITLESS_S:
+                first_s = now_s
+            self._fruitless[text] = (first_s, now_s)
+            if now_s - first_s > _FRUITLESS_S:
+                raise error
+        raise TransportUnavailable(f"a key was of another type: {error}") from error
 
     def _checked(self, answers: Sequence[Answer]) -> list[Reply]:
         checked: list[Reply] = []
