@@ -7,6 +7,7 @@ the time of the step's products by cuBLAS and of the KV's bytes; a target is our
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -19,6 +20,7 @@ class Peer:
     """Key of the workload's figures."""
     lower_is_better: bool
     floor: float | None
+    """As it was measured whole; where None ``floors.py`` may know one."""
     vllm: float
     turbomind: float | None
     """None: not run."""
@@ -64,18 +66,26 @@ def peers_of(architecture: str, vocabulary: int) -> tuple[Peer, ...]:
     return known.get((architecture, vocabulary), ())
 
 
-def comparison(rows: tuple[Peer, ...], medians: dict[str, dict[str, float]]) -> str:
-    """A table of what was measured, for the rows whose workload ran; empty without any."""
+def comparison(
+    rows: tuple[Peer, ...],
+    medians: Mapping[str, Mapping[str, float]],
+    floors: Mapping[str, Mapping[str, float]],
+) -> str:
+    """A table of what was measured, for the rows whose workload ran; empty without any.
+
+    ``floors`` are of workloads without what follows a dash: sampled, or over HTTP.
+    """
     lines: list[str] = []
     for row in rows:
         ours = medians.get(row.workload, {}).get(row.figure)
         if ours is None:
             continue
         met = ours <= row.target if row.lower_is_better else ours >= row.target
-        floor = "-" if row.floor is None else f"{row.floor:,g}"
+        floor = row.floor or floors.get(row.workload.partition("-")[0], {}).get(row.figure)
+        least = "-" if floor is None else f"{floor:,.4g}"
         turbomind = "-" if row.turbomind is None else f"{row.turbomind:,g}"
         lines.append(
-            f"{row.workload:10} {row.figure:12} {ours:>10,.2f} {floor:>10} {row.vllm:>10,g} "
+            f"{row.workload:10} {row.figure:12} {ours:>10,.2f} {least:>10} {row.vllm:>10,g} "
             f"{turbomind:>10} {row.target:>10,g}  {'met' if met else 'missed'}"
         )
     if not lines:

@@ -21,7 +21,7 @@ the workloads come the parts of a decode step of each w4 (``step_stages.py``).
 ``--size small`` (the default but on cuda) divides every length by 16 and every count by 8. Ends of
 text are ignored. Prompts depend on the workload and the repeat alone, and share no prefix between
 repeats. Beside what was measured at full size on a shape that peers were measured on stand their
-figures, floors and targets (``peers.py``). The last line is JSON: medians, every repeat, settings, commit,
+figures and targets (``peers.py``), and floors (``floors.py``). The last line is JSON: medians, every repeat, settings, commit,
 machine; ``--out`` writes it to a file as well, after each workload what there is by then.
 """
 
@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+from floors import Request, floors_of, parts_of
 from headrace_engine.api import Completion, Engine, EngineSettings, Sampling
 from headrace_kit.flags import add_flags, given_flags
 from headrace_kit.settings import load
@@ -137,6 +138,18 @@ def mixed(size: Size, repeat: int) -> tuple[Prompts, list[int]]:
             for prompt in prompts
         ]
     return prompts, outputs
+
+
+def requests_at_once() -> dict[str, list[Request]]:
+    """The workloads that are one burst, at full size, as ``floors.py`` takes them."""
+    prompts, outputs = mixed(FULL, 0)
+    followers = [Request(128, 64, cached=4096)] * 127
+    return {
+        "w1": [Request(128, 512)],
+        "w3": [Request(len(ids), tokens) for ids, tokens in zip(prompts, outputs, strict=True)],
+        "w5": [Request(4096 + 128, 64), *followers],
+        "w6": [Request(512, 128)] * 1000,
+    }
 
 
 GREEDY = Sampling(1, temperature=0.0)
@@ -449,8 +462,13 @@ def main() -> None:
             counts = {"gateways": flags.gateways, "clients": flags.clients}
             report.facts["http"] = {**counts, "ready_s": stack.ready_s}
             report.add(OVER_HTTP, repeated(over.measure, OVER_HTTP, flags.repeats))
-    if full:
-        print(comparison(peers_of(*shape), report.medians()))
+    parts = parts_of(*shape)
+    if full and parts is not None:
+        rows, tokens = settings.max_batch, settings.batch_tokens
+        floors = floors_of(parts, requests_at_once(), max_batch=rows, batch_tokens=tokens)
+        report.facts["floors"] = floors
+        report.write()
+        print(comparison(peers_of(*shape), report.medians(), floors))
     print(json.dumps(report.whole()))
 
 

@@ -101,3 +101,64 @@ def test_a_batch_has_room_for_every_row_that_is_asked_for(bench: ModuleType) -> 
     large = bench.settings_for({"max_batch": 1024}, bench.FULL)
     assert (large.max_batch, large.batch_tokens) == (1024, 9216)
     assert bench.settings_for({"batch_tokens": 9999}, bench.FULL).batch_tokens == 9999
+
+
+@pytest.mark.parametrize(("architecture", "vocabulary"), [("llama", 128256), ("qwen3", 151936)])
+def test_floors_agree_with_those_that_were_measured_whole(
+    bench: ModuleType, architecture: str, vocabulary: int
+) -> None:
+    floors = sys.modules["floors"]
+    parts = floors.parts_of(architecture, vocabulary)
+    whole = {
+        (peer.workload, peer.figure): peer.floor
+        for peer in sys.modules["peers"].peers_of(architecture, vocabulary)
+    }
+
+    def seconds(count: int, prompt: int, output: int) -> float:
+        requests = [floors.Request(prompt, output)] * count
+        return floors.walked(parts, requests, max_batch=256, batch_tokens=8448).wall_s
+
+    assert 1e3 * seconds(1, 8192, 1) == pytest.approx(whole["w2", "one_ttft_ms"], rel=0.05)
+    assert 16 * 2048 / seconds(16, 2048, 1) == pytest.approx(whole["w2", "many_tok_s"], rel=0.02)
+    for rows in (32, 128, 256):
+        token = 1e3 * (seconds(rows, 512, 256) - seconds(rows, 512, 1)) / 255
+        assert token == pytest.approx(whole[f"w4-{rows}", "tpot_ms"], rel=0.01)
+
+
+def test_a_floor_is_of_every_step_and_reads_a_common_beginning_once(bench: ModuleType) -> None:
+    floors = sys.modules["floors"]
+    parts = floors.Parts(
+        layers=1,
+        heads=1,
+        kv_heads=1,
+        head_dim=1,
+        layer_weights=1,
+        output_weights=10,
+        decode_ms=((1, 1.0), (3, 2.0)),
+        dense_flops=2e3,
+        attention_flops=4.0,
+    )
+    requests = [floors.Request(4, 3), floors.Request(2, 2, cached=100)]
+    floor = floors.walked(parts, requests, max_batch=2, batch_tokens=5)
+    # Tokens a step: a prompt of 4 and one of the other; its other one beside a row; two rows.
+    assert floor.steps == 3
+    assert floor.products_s == pytest.approx((5 + 10) / 1e3 + 2 * 1.5e-3)
+    assert floor.context_s == pytest.approx((5 + 100 + (6 + 3) + 100) * 4 / 4.22e12)
+    assert floor.prompts_s == pytest.approx((1 + 2 + 3 + 4) + 101 + 102)
+    one_by_one = floors.walked(parts, requests, max_batch=1, batch_tokens=5)
+    assert one_by_one.steps == 5
+
+
+def test_a_row_without_a_floor_of_its_own_has_the_workload_s(bench: ModuleType) -> None:
+    peers = sys.modules["peers"]
+    rows = (
+        peers.Peer("w3-sampled", "out_tok_s", False, None, 3, 2, 5),
+        peers.Peer("w4-32", "tpot_ms", True, 4.5, 6, None, 5),
+        peers.Peer("start", "ready_s", True, None, 83, 15, 15),
+    )
+    medians = {"w3-sampled": {"out_tok_s": 4.0}, "w4-32": {"tpot_ms": 4.75}}
+    table = peers.comparison(rows, medians, {"w3": {"out_tok_s": 7.0}, "w4": {"tpot_ms": 1.0}})
+    assert [line.split()[2:] for line in table.splitlines()[1:]] == [
+        ["4.00", "7", "3", "2", "5", "missed"],
+        ["4.75", "4.5", "6", "-", "5", "met"],
+    ]
