@@ -8,7 +8,7 @@ key=${HEADRACE_API_KEY:?set it to the key that \`make serve\` printed}
 echo "== models"
 models=$(curl -fsS "$url/v1/models" -H "Authorization: Bearer $key")
 echo "$models"
-model=$(sed -E 's/.*"id": ?"([^"]+)".*/\1/; q' <<<"$models")
+model=$(grep -oE '"id": ?"[^"]+"' <<<"$models" | head -n 1 | cut -d '"' -f 4)
 
 ask() { # the rest of the JSON body
   curl -fsSN "$url/v1/chat/completions" \
