@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from headrace_engine.executor import thread
 from headrace_engine.executor.base import ExecutorLimits, ModelShape
 from headrace_engine.executor.echo import EchoExecutor
 from headrace_engine.executor.thread import ExecutorThread
@@ -157,6 +158,63 @@ def test_the_device_always_finds_the_next_batch_queued() -> None:
 
 
 @pytest.mark.rule("executor.first-error-stays")
+class Slow(Recorder):
+    """Each ``submit`` lasts until the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Semaphore(0)
+        self.launch = threading.Semaphore(0)
+
+    def submit(self, batch: BatchData) -> None:
+        self.entered.release()
+        assert self.launch.acquire(timeout=60)
+        super().submit(batch)
+
+
+@pytest.mark.rule("executor.launch-first")
+def test_the_first_batch_of_an_idle_device_is_waited_for_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(thread, "LAUNCH_S", 60)
+    device = Slow()
+    runner = ExecutorThread(device, limits(phases=2))
+    runner.start()
+    for pass_id in (1, 3):  # idle at first, and again once everything was taken
+        first, second = decode_batch(pass_id, first=pass_id == 1), decode_batch(pass_id + 1)
+        bringing = threading.Thread(target=runner.submit, args=(first,))
+        bringing.start()
+        assert device.entered.acquire(timeout=60)
+        bringing.join(0.05)
+        assert bringing.is_alive(), "the device does not have it yet"
+        device.launch.release()
+        bringing.join(60)
+        assert device.calls[-1] in (f"submit {pass_id}", f"collect {pass_id}")
+        runner.submit(second)  # would wait for the device for a minute
+        device.launch.release()
+        for batch in (first, second):
+            assert runner.take(60) is batch
+            assert batch.error is None
+    runner.close()
+
+
+@pytest.mark.rule("executor.launch-first")
+@pytest.mark.parametrize(("phases", "launch_s"), [(2, 0.001), (1, 60)])
+def test_a_device_without_a_queue_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, phases: int, launch_s: float
+) -> None:
+    monkeypatch.setattr(thread, "LAUNCH_S", launch_s)
+    device = Slow()
+    runner = ExecutorThread(device, limits(phases=phases))
+    runner.start()
+    batch = decode_batch(1, first=True)
+    runner.submit(batch)  # comes back, though nobody has said that the device may take it
+    device.launch.release()
+    assert runner.take(60) is batch
+    assert batch.error is None
+    runner.close()
+
+
 def test_what_was_submitted_before_a_failed_submit_is_still_collected() -> None:
     class Breaks(Device):
         def submit(self, batch: BatchData) -> None:

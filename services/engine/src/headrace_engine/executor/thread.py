@@ -3,7 +3,7 @@
 Owner    whoever started it owns the handle; the executor belongs to the threads inside
 Writes   ``BatchData.error``, through the executor ``BatchData.output``
 Never    looks at sequences; reorders batches; lets a wait for one batch hold up the next
-Rules    executor.in-order, executor.never-dry, executor.first-error-stays, batch.one-holder
+Rules    executor.in-order, executor.never-dry, executor.launch-first, executor.first-error-stays
 Next     headrace_engine.model.decoder
 """
 
@@ -12,14 +12,19 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from headrace_kit.log import get_logger
 
 from headrace_engine.executor.base import Executor, ExecutorLimits
 from headrace_engine.state.batch import BatchData
-from headrace_engine.state.mailbox import Mailbox, NewestCell
+from headrace_engine.state.mailbox import Mailbox, Monitor, NewestCell
 
 log = get_logger(__name__)
+
+LAUNCH_S: Final = 0.02
+"""Longer than handing a batch to a device takes. A device without a queue runs the batch meanwhile; what
+comes after it is planned from then on."""
 
 
 class ExecutorThread:
@@ -40,6 +45,11 @@ class ExecutorThread:
         self._submitted: Mailbox[tuple[BatchData, BaseException | None]] = Mailbox()
         self._done: Mailbox[BatchData] = Mailbox()
         self._started: Mailbox[BaseException | None] = Mailbox()
+        self._given = self._taken = 0
+        """Batches that came by ``submit`` and went by ``take``. The caller's."""
+        self._launched = 0
+        """Batches that the device was given. Written by the executor thread."""
+        self._launching = Monitor()
         self._first_error: NewestCell[BaseException | None] = NewestCell(None)
         """Of the oldest batch that failed. Written by whoever collects."""
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
@@ -54,12 +64,21 @@ class ExecutorThread:
             raise error
 
     def submit(self, batch: BatchData) -> None:
-        """Gives a batch to the executor. It must not be touched until ``take`` returns it."""
+        """Gives a batch to the executor. It must not be touched until ``take`` returns it.
+
+        The first batch of an idle device is waited for until the device has it, ``LAUNCH_S`` at most.
+        """
         self._todo.put(batch)
+        self._given += 1
+        if self._given - self._taken == 1 < self.limits.phases:
+            with self._launching as launching:
+                launching.wait(lambda: self._launched >= self._given, LAUNCH_S)
 
     def take(self, timeout_s: float | None = None) -> BatchData | None:
         """The oldest submitted batch, with ``output`` or ``error`` set. None when time is over."""
-        return self._done.take(timeout_s)
+        batch = self._done.take(timeout_s)
+        self._taken += batch is not None
+        return batch
 
     def close(self) -> None:
         """Runs what was submitted, frees the device, ends the thread. Safe to repeat."""
@@ -104,6 +123,9 @@ class ExecutorThread:
 
     def _pass_on(self, batch: BatchData, error: BaseException | None) -> None:
         self._submitted.put((batch, error))
+        with self._launching as launching:
+            self._launched += 1
+            launching.wake()
 
     def _collect_all(self) -> None:
         while (submitted := self._submitted.take()) is not None:

@@ -103,7 +103,8 @@ def _give_tokens(
             source = row if rows is None else int(rows[row])
             outputs.logprobs(row, source, int(wanted[row]), output)
     full = known + 1 >= columns.limit[slots]
-    (ending,) = (full | (lifecycle.stop_tokens.take(tokens) > 0)).nonzero()
+    # By an index of numpy's own kind: ``take``, and any other index, lets go of the interpreter.
+    (ending,) = (full | (lifecycle.stop_tokens[tokens.astype(np.intp)] > 0)).nonzero()
     for row, sequence in zip(ending.tolist(), residents.at(slots[ending]), strict=True):
         token, index = int(tokens[row]), int(firsts[row])
         stops = token in sequence.stop_ids

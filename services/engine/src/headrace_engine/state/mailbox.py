@@ -1,6 +1,6 @@
 """Mailboxes: the only place where the engine's threads meet.
 
-Owner    shared; the condition inside is the only synchronisation of the engine
+Owner    shared; what is inside is the only synchronisation of the engine
 Writes   its own queue or cell
 Never    runs a callback; looks into what it carries
 Rules    threads.mailboxes-only
@@ -10,9 +10,9 @@ Next     headrace_engine.loop.thread
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -21,56 +21,71 @@ class MailboxClosed(Exception):
     """Something was put into a mailbox that nobody will empty any more."""
 
 
+class _Closed:
+    """Stands behind the last item."""
+
+
+_CLOSED: Final = _Closed()
+
+
 class Mailbox(Generic[T]):
     """A queue from any threads to one. Putting an object in gives it away.
 
     Bounded by its users: the gateway by credit, the executor by the number of phases.
     """
 
-    __slots__ = ("_changed", "_closed", "_items")
+    __slots__ = ("_closed", "_items", "_putting")
 
     def __init__(self) -> None:
-        self._items: deque[T] = deque()
-        self._changed = threading.Condition(threading.Lock())
+        # Waits in C: a hand-over takes half of what one takes by a condition.
+        self._items: SimpleQueue[T | _Closed] = SimpleQueue()
+        self._putting = threading.Lock()
+        """Nothing comes in behind the end."""
         self._closed = False
 
     def put(self, item: T) -> None:
         """Gives ``item`` to the taker. Raises ``MailboxClosed`` after ``close``."""
-        with self._changed:
+        with self._putting:
             if self._closed:
                 raise MailboxClosed
-            self._items.append(item)
-            self._changed.notify()
+            self._items.put(item)
 
     def take(self, timeout_s: float | None = None) -> T | None:
         """The oldest item. Waits at most ``timeout_s`` seconds, for ever if it is None.
 
         None when the time is over, or once the mailbox is closed and empty.
         """
-        with self._changed:
-            if not self._items and not self._closed and timeout_s != 0:
-                self._changed.wait_for(lambda: bool(self._items) or self._closed, timeout_s)
-            return self._items.popleft() if self._items else None
+        try:
+            item = self._items.get(timeout_s != 0, timeout_s)
+        except Empty:
+            return None
+        if isinstance(item, _Closed):
+            self._items.put(item)  # for whoever asks again
+            return None
+        return item
 
     def take_all(self, timeout_s: float | None = None) -> list[T] | None:
         """Everything in it, oldest first; waits like ``take`` for the first item.
 
         None once closed and empty; an empty list when the time is over.
         """
-        with self._changed:
-            if not self._items and not self._closed and timeout_s != 0:
-                self._changed.wait_for(lambda: bool(self._items) or self._closed, timeout_s)
-            if not self._items and self._closed:
-                return None
-            items = list(self._items)
-            self._items.clear()
+        items: list[T] = []
+        try:
+            item = self._items.get(timeout_s != 0, timeout_s)
+            while not isinstance(item, _Closed):
+                items.append(item)
+                item = self._items.get_nowait()
+        except Empty:
             return items
+        self._items.put(item)
+        return items or None
 
     def close(self) -> None:
         """No item will follow. What is inside can still be taken. Safe to repeat."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        with self._putting:
+            if not self._closed:
+                self._closed = True
+                self._items.put(_CLOSED)
 
     @property
     def closed(self) -> bool:
