@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from headrace_contracts.codes import Code
 from headrace_gateway.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -15,7 +16,15 @@ from headrace_gateway.errors import (
     NoEngine,
     PermissionDenied,
 )
-from headrace_gateway.inference.calls import Call, ChatPrompt, Message, SamplingCall, TokenPrompt
+from headrace_gateway.inference.calls import (
+    Call,
+    ChatPrompt,
+    Message,
+    Prompt,
+    SamplingCall,
+    TextPrompt,
+    TokenPrompt,
+)
 from headrace_gateway.inference.catalog import Catalog
 from headrace_gateway.inference.planning import Plan, Planner
 from headrace_gateway.inference.resume import EdgeNote
@@ -137,6 +146,19 @@ async def test_a_bad_request_is_a_bad_request_even_without_an_engine() -> None:
         await desk.planner.plan(call("x", sampling=SamplingCall(n=0)), arrived=0)
     with pytest.raises(NoEngine):
         await desk.planner.plan(call("x"), arrived=0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [(TextPrompt("x" * 5_000), "prompt"), (ChatPrompt([Message("user", "x" * 5_000)]), "messages")],
+)
+async def test_a_prompt_too_long_by_its_bytes_alone_is_refused_at_its_parameter(
+    prompt: Prompt, param: str
+) -> None:
+    kind = "chat" if isinstance(prompt, ChatPrompt) else "completion"
+    refused = await Desk().refusal(replace(call(prompt), kind=kind))
+    assert (refused.code, refused.param) == (Code.CONTEXT_LENGTH_EXCEEDED, param)
+    assert "is so long that it has" in refused.message
 
 
 async def test_a_trace_context_goes_on_only_when_it_is_one() -> None:

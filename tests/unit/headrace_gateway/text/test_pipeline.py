@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from headrace_gateway.inference.calls import ChatPrompt, Message, TextPrompt, TokenPrompt
-from headrace_gateway.text.errors import PromptRejected
+from headrace_contracts.codes import Code
+from headrace_gateway.inference.calls import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
+from headrace_gateway.text.errors import PromptRejected, TextTooLong
 from headrace_gateway.text.pipeline import TextPipeline
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,8 @@ CASES = json.loads(
     (Path(__file__).parents[3] / "data" / "smollm2_greedy.json").read_text(encoding="utf-8")
 )["cases"]
 END = 2
+LONG = 8192 * 81
+"""Bytes of so many of the longest tokens as the context has."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
@@ -50,6 +53,15 @@ def test_the_begin_token_is_added_once_where_the_model_wants_it() -> None:
     assert pipeline.prompt_ids(TextPrompt("hello")) == [1, 28120]
     assert pipeline.prompt_ids(TextPrompt("<|im_start|>hello")) == [1, 28120]
     assert pipeline.prompt_ids(TextPrompt("")) == [1]
+
+
+@pytest.mark.parametrize(
+    "prompt", [TextPrompt("x" * LONG), ChatPrompt([Message("user", "<" * LONG)])]
+)
+def test_a_prompt_too_long_by_its_bytes_alone_is_refused_with_the_numbers(prompt: Prompt) -> None:
+    with pytest.raises(TextTooLong, match=r"8192 tokens\. .* has 819[2-9] or more") as refused:
+        smollm2.text_pipeline().prompt_ids(prompt)
+    assert refused.value.code is Code.CONTEXT_LENGTH_EXCEEDED
 
 
 @pytest.mark.parametrize("token", [-1, smollm2.VOCABULARY])

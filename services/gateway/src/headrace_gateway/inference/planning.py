@@ -160,7 +160,11 @@ class Planner:
         """Token ids of every prompt; long ones are tokenized off the event loop."""
 
         def tokenize() -> list[list[int]]:
-            return [model.text.prompt_ids(prompt, call.fields) for prompt in call.prompts]
+            try:
+                return [model.text.prompt_ids(prompt, call.fields) for prompt in call.prompts]
+            except InvalidRequest as error:
+                error.param = error.param or prompt_param(call)
+                raise
 
         if sum(map(_size, call.prompts)) <= self._settings.inline_chars:
             return tokenize()

@@ -101,10 +101,14 @@ class TextPipeline:
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
         *,
+        context_tokens: int | None,
         end_token_ids: Sequence[int],
         begin_token_id: int | None,
     ) -> None:
-        """``begin_token_id`` is put before raw prompts; None where the model wants none."""
+        """``context_tokens`` None: without a bound. ``begin_token_id`` is put before raw prompts;
+        None where the model wants none.
+        """
+        self._context = context_tokens
         self._tokenizer = tokenizer
         self._template = template
         self._begin = begin_token_id
@@ -131,6 +135,7 @@ class TextPipeline:
         return cls(
             tokenizer,
             template,
+            context_tokens=card.context_tokens or None,
             end_token_ids=card.end_token_ids,
             begin_token_id=card.begin_token_id if card.add_begin_token else None,
         )
@@ -139,7 +144,8 @@ class TextPipeline:
         """Token ids of a prompt; possibly none. ``fields`` are further names for the template.
 
         In a raw prompt control tokens are parsed; in messages they are characters.
-        Raises PromptRejected.
+        Raises PromptRejected; TextTooLong before a text is tokenized that is too long for the
+        model by its bytes alone.
         """
         match prompt:
             case ChatPrompt(messages):
@@ -147,7 +153,7 @@ class TextPipeline:
                     raise PromptRejected(
                         "This model has no chat template; use /v1/completions.", param="messages"
                     )
-                return self._template.prompt_ids(messages, fields)
+                return self._template.prompt_ids(messages, fields, below=self._context)
             case TextPrompt(text):
                 return self._raw(text)
             case TokenPrompt(ids):
@@ -192,7 +198,7 @@ class TextPipeline:
         return raw.decode("utf-8", "replace")
 
     def _raw(self, text: str) -> list[int]:
-        ids = self._tokenizer.encode_with_control(text)
+        ids = self._tokenizer.encode_with_control(text, below=self._context)
         # A caller who wrote the begin token does not get a second one.
         if self._begin is not None and ids[:1] != [self._begin]:
             ids.insert(0, self._begin)

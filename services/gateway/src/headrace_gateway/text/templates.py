@@ -102,15 +102,19 @@ class ChatTemplate:
         self._guards = GuardFactory(tokenizer, source)
 
     def prompt_ids(
-        self, messages: Sequence[Message], fields: Mapping[str, object] | None = None
+        self,
+        messages: Sequence[Message],
+        fields: Mapping[str, object] | None = None,
+        *,
+        below: int | None = None,
     ) -> list[int]:
         """Token ids of the messages, up to where the assistant's answer begins.
 
-        ``fields`` are further names for the template. Raises PromptRejected, or
-        TemplateRefused with the template's words.
+        ``fields`` are further names for the template. ``below`` as of ``encode_with_control``.
+        Raises PromptRejected, or TemplateRefused with the template's words.
         """
         rendered, restore = self._rendered(messages, fields or {})
-        return self._tokenizer.encode_with_control(rendered, restore=restore)
+        return self._tokenizer.encode_with_control(rendered, restore=restore, below=below)
 
     def text(self, messages: Sequence[Message], fields: Mapping[str, object] | None = None) -> str:
         """The rendered prompt as text, for people: its control tokens look like typed ones."""

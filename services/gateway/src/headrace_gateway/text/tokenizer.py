@@ -11,14 +11,20 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 import tokenizers
 
-from headrace_gateway.text.errors import PromptRejected, TokenizerRejected
-
-TOKENIZER_FILE: Final = "tokenizer.json"
-"""Name of the file in a model card."""
+from headrace_gateway.text.bound import bound_of
+from headrace_gateway.text.errors import PromptRejected, TextTooLong, TokenizerRejected
+from headrace_gateway.text.tokenizer_file import (
+    TOKENIZER_FILE,
+    as_list,
+    as_map,
+    id_of,
+    kinds,
+    parse,
+)
 
 _MARKUP: Final = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 _FALLBACK_BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -49,9 +55,9 @@ class Tokenizer:
 
         Raises TokenizerRejected.
         """
-        spec = _parse(data)
-        added = [_as_map(token) for token in _as_list(spec.get("added_tokens"))]
-        hidden = frozenset(_id(token) for token in added if token.get("special") is True)
+        spec = parse(data)
+        added = [as_map(token) for token in as_list(spec.get("added_tokens"))]
+        hidden = frozenset(id_of(token) for token in added if token.get("special") is True)
         self._control: dict[str, _Control] = {}
         special: set[str] = set()
         for token in added:
@@ -60,7 +66,7 @@ class Tokenizer:
                 special.add(content)
             if content and (content in special or _MARKUP.fullmatch(content)):
                 self._control[content] = _Control(
-                    _id(token), token.get("lstrip") is True, token.get("rstrip") is True
+                    id_of(token), token.get("lstrip") is True, token.get("rstrip") is True
                 )
                 # The library leaves special tokens alone when it is told to; see _load.
                 token["special"] = True
@@ -70,6 +76,7 @@ class Tokenizer:
         self._later = _load(_without_first_prefix(spec)) if _prefixes_first(spec) else self._first
         self._bytes = self._table(spec, vocabulary)
         self._shown = [b"" if i in hidden else raw for i, raw in enumerate(self._bytes)]
+        self._bound = bound_of(spec, self._bytes)
         self.vocabulary = vocabulary
         """Ids are below this."""
         self.special_ids = hidden
@@ -91,17 +98,25 @@ class Tokenizer:
 
         Raises PromptRejected for lone surrogates.
         """
-        return self._plain(_checked(text), first=True)
+        _checked(text)
+        return self._plain(text, first=True)
 
     def encode_with_control(
-        self, text: str, *, restore: Mapping[int, int] | None = None
+        self, text: str, *, restore: Mapping[int, int] | None = None, below: int | None = None
     ) -> list[int]:
         """Tokens of text in which control tokens are parsed.
 
         ``restore`` is applied (``str.translate``) to what lies between them, so that characters
-        which were replaced beforehand cannot take part in a control token.
+        which were replaced beforehand cannot take part in a control token. Raises PromptRejected
+        for lone surrogates, and TextTooLong, at once, where by its length alone the text cannot
+        have fewer tokens than ``below``.
         """
-        _checked(text)
+        data = _checked(text)
+        if below is not None and self._bound is not None:
+            for stand_in, char in (restore or {}).items():
+                data = data.replace(chr(stand_in).encode(), chr(char).encode())
+            if (least := self._bound.tokens(data)) >= below:
+                raise TextTooLong(least_tokens=least, limit_tokens=below)
         ids: list[int] = []
         done = 0
         while (match := self._splitter.search(text, done)) is not None:
@@ -153,7 +168,7 @@ class Tokenizer:
 
     def _table(self, spec: Mapping[str, object], vocabulary: int) -> list[bytes]:
         names = self._first.get_vocab(with_added_tokens=True)
-        added = {_id(_as_map(token)) for token in _as_list(spec.get("added_tokens"))}
+        added = {id_of(as_map(token)) for token in as_list(spec.get("added_tokens"))}
         raw_bytes = _raw_bytes(spec)
         table = [b""] * vocabulary
         for name, token in names.items():
@@ -171,14 +186,14 @@ class _RawBytes(Protocol):
 
 def _raw_bytes(spec: Mapping[str, object]) -> _RawBytes:
     """How this kind of tokenizer spells bytes in the names of its tokens."""
-    kinds = _kinds(spec.get("decoder")) | _kinds(spec.get("pre_tokenizer"))
-    if "ByteLevel" in kinds:
+    found = kinds(spec.get("decoder")) | kinds(spec.get("pre_tokenizer"))
+    if "ByteLevel" in found:
         return _byte_level_bytes
-    model = _as_map(spec.get("model"))
-    if model.get("byte_fallback") is True or kinds & {"ByteFallback", "Metaspace"}:
+    model = as_map(spec.get("model"))
+    if model.get("byte_fallback") is True or found & {"ByteFallback", "Metaspace"}:
         return _sentencepiece_bytes
     raise TokenizerRejected(
-        f"a tokenizer of the kind {model.get('type')!r} with {sorted(kinds)} is not supported: "
+        f"a tokenizer of the kind {model.get('type')!r} with {sorted(found)} is not supported: "
         "only byte-level and SentencePiece-like ones are"
     )
 
@@ -258,45 +273,13 @@ def _without_first_prefix(spec: Mapping[str, object]) -> Mapping[str, object]:
     return {**spec, "pre_tokenizer": json.loads(never)}
 
 
-def _kinds(component: object) -> set[str]:
-    """Types of a component of the file and of what it is made of."""
-    fields = _as_map(component)
-    found = {str(fields.get("type"))} if fields else set[str]()
-    for name in ("decoders", "pretokenizers"):
-        for part in _as_list(fields.get(name)):
-            found |= _kinds(part)
-    return found
-
-
-def _checked(text: str) -> str:
+def _checked(text: str) -> bytes:
+    """In UTF-8."""
     try:
-        text.encode()
+        return text.encode()
     except UnicodeEncodeError as error:
         raise PromptRejected(
             f"The text holds a lone surrogate, U+{ord(text[error.start]):04X}, "
             f"at character {error.start}."
         ) from error
     return text
-
-
-def _parse(data: bytes) -> dict[str, object]:
-    try:
-        value: object = json.loads(data)
-    except ValueError as error:
-        raise TokenizerRejected(f"{TOKENIZER_FILE} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise TokenizerRejected(f"{TOKENIZER_FILE} is not a JSON object")
-    return cast("dict[str, object]", value)
-
-
-def _id(token: Mapping[str, object]) -> int:
-    value = token.get("id")
-    return value if isinstance(value, int) else -1  # the library refuses a file without ids
-
-
-def _as_map(value: object) -> dict[str, object]:
-    return cast("dict[str, object]", value) if isinstance(value, dict) else {}
-
-
-def _as_list(value: object) -> list[object]:
-    return cast("list[object]", value) if isinstance(value, list) else []
