@@ -13,6 +13,7 @@ from headrace_engine.loop.thread import EngineLoop, executor_limits
 from headrace_engine.scheduler.journal import Journal
 from headrace_engine.scheduler.journal_replay import Replayer
 from headrace_engine.scheduler.pace import GROWTH, Pace
+from headrace_engine.scheduler.policy import prefill_budget
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.state.batch import BatchData, BatchOutput
 from headrace_engine.state.request import Request, RequestHandle, Sampling
@@ -147,6 +148,26 @@ def test_it_begins_small_and_grows_by_what_is_known() -> None:
     pace.handed_over(3.0, 80)
     pace.completed(3.016)
     assert pace.chunk_tokens() in (99, 100)
+
+
+@pytest.mark.parametrize("rows", [1, 46, 255, 256, 700])
+def test_chunks_grow_past_the_sizes_that_steps_are_filled_up_to(rows: int) -> None:
+    """Twice what fills a step beside some rows is less than the next size, and was cut back to it."""
+    pace = Pace(0.1, smallest=64, largest=8192, step_tokens=256)
+    chunks: list[int] = []
+    for step in range(12):
+        tokens = prefill_budget(
+            decoding=rows,
+            batch_tokens=9216,
+            chunk_tokens=pace.chunk_tokens(),
+            block_tokens=64,
+            step_tokens=256,
+        )
+        pace.handed_over(1.0 * step, tokens)
+        pace.completed(1.0 * step + 0.004 + 20e-6 * tokens)
+        chunks.append(tokens)
+    assert max(chunks) > 3000
+    assert 4 + 20e-3 * max(chunks) < 100
 
 
 def test_it_stays_within_the_settings() -> None:

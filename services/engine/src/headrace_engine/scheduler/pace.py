@@ -18,20 +18,24 @@ MARGIN = 0.9
 """Share of the target that is planned for."""
 
 GROWTH = 2
-"""A chunk is at most so many times the newest one whose time is known."""
+"""A chunk is at most so many times the newest one whose time is known, or one size of steps more."""
 
 
 class Pace:
     """Measures steps; proposes the next chunk."""
 
-    __slots__ = ("_base_s", "_done_s", "_flight", "_largest", "_measured", "_smallest", "_target_s",
-                 "_token_s")  # fmt: skip
+    __slots__ = ("_base_s", "_done_s", "_flight", "_largest", "_measured", "_smallest", "_step_tokens",
+                 "_target_s", "_token_s")  # fmt: skip
 
-    def __init__(self, target_s: float, *, smallest: int, largest: int) -> None:
-        """``smallest`` and ``largest`` in tokens: what settings allow."""
+    def __init__(
+        self, target_s: float, *, smallest: int, largest: int, step_tokens: int = 1
+    ) -> None:
+        """``smallest`` and ``largest`` in tokens: what settings allow. Steps are planned to fill a
+        multiple of ``step_tokens``, so that twice a chunk may be cut to that very chunk again."""
         self._target_s = target_s
         self._smallest = smallest
         self._largest = largest
+        self._step_tokens = step_tokens
         self._base_s = 0.0
         self._token_s: float | None = None
         self._measured = 0
@@ -64,7 +68,8 @@ class Pace:
         """Tokens of known context for the next step. Small until something was measured."""
         if self._token_s is None:
             return self._smallest
-        most = min(self._largest, GROWTH * self._measured)
+        grown = max(GROWTH * self._measured, self._measured + self._step_tokens)
+        most = min(self._largest, grown)
         room_s = MARGIN * self._target_s - self._base_s
         if self._token_s * most > room_s:
             most = int(room_s / self._token_s)

@@ -103,6 +103,7 @@ class Scheduler:
                 settings.step_target_ms / 1000,
                 smallest=settings.block_tokens,
                 largest=settings.prefill_chunk_tokens,
+                step_tokens=settings.step_tokens,
             )
         self._rows_coming = 0
         """Of this pass: rows that will be free, and are nobody's yet."""
