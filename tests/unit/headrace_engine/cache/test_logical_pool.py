@@ -25,7 +25,7 @@ A, B, C = content(1, 2, 3, 4), content(5, 6, 7, 8), content(9, 9, 9, 9)
 def test_a_block_stays_as_long_as_somebody_or_its_memory_refers_to_it(rig: CacheRig) -> None:
     first, second = rig.enter(), rig.enter()
     (block,) = rig.fill(first, A)
-    rig.pool.share(second, block)
+    rig.pool.share(second, [block])
     assert (block.refs, len(block.holders)) == (1, 2)
     rig.leave(first)
     assert (block.refs, len(block.holders)) == (1, 1)
@@ -70,7 +70,7 @@ def test_sharing_takes_a_block_out_of_the_line_for_eviction(rig: CacheRig) -> No
     (block,) = rig.fill(first, A)
     rig.leave(first)
     second = rig.enter()
-    rig.pool.share(second, block)
+    rig.pool.share(second, [block])
     assert len(rig.pool.slots.sorted) == 0
     assert rig.pool.evict_all() == 0
     rig.leave(second)
@@ -93,22 +93,60 @@ def test_after_a_block_that_could_not_be_indexed_nothing_further_is(rig: CacheRi
     rig.assert_empty()
 
 
-def test_truncating_drops_the_tail_and_moves_the_chain_back(rig: CacheRig) -> None:
-    holder = rig.enter()
-    blocks = rig.fill(holder, A, B, C)
-    rig.pool.truncate(holder, 1)
-    assert holder.blocks == blocks[:1]
-    assert holder.chain is blocks[0]
-    assert holder.chained == 1
+def runs(holder: SequenceBlocks) -> list[tuple[int, int, list[int]]]:
+    """Of each run of blocks: first, end, and who holds it."""
+    parts = dict.fromkeys(block.run for block in holder.blocks)
+    return [(run.first, run.end, [other.number for other in run.holders]) for run in parts]
+
+
+@pytest.mark.rule("blocks.held-in-runs")
+def test_who_holds_a_run_of_blocks_stands_once_and_again_when_they_part(rig: CacheRig) -> None:
+    first, second, third = (rig.enter() for _ in range(3))
+    blocks = rig.fill(first, A, B, C, A, B)
+    assert runs(first) == [(0, 5, [1])]
+    rig.pool.share(second, blocks[:4])
+    assert runs(first) == [(0, 4, [1, 2]), (4, 5, [1])]
+    (own,) = rig.fill(second, A)
+    assert runs(second) == [(0, 4, [1, 2]), (4, 5, [2])]
+    rig.pool.share(third, blocks[:1])
+    assert runs(first) == [(0, 1, [1, 2, 3]), (1, 4, [1, 2]), (4, 5, [1])]
     rig.audit()
-    rig.leave(holder)
+    rig.leave(third)
+    assert runs(second) == [(0, 4, [1, 2]), (4, 5, [2])], "nobody tells the first block apart now"
+    rig.leave(first)
+    assert runs(second) == [(0, 5, [2])]
+    rig.leave(second)
+    fourth = rig.enter()
+    rig.pool.share(fourth, [*blocks[:4], own])
+    assert runs(fourth) == [(0, 5, [4])]
+    rig.leave(fourth)
+    assert [block.run.holders for block in blocks] == [{}] * 5
+    rig.assert_empty()
+
+
+@pytest.mark.rule("blocks.held-in-runs")
+def test_what_is_shared_may_part_from_a_run_and_go_on_where_nobody_is(rig: CacheRig) -> None:
+    first, second = rig.enter(), rig.enter()
+    blocks = rig.fill(first, A, B, C)
+    rig.pool.share(second, blocks[:1])
+    others = rig.fill(second, C, B)
+    rig.leave(second)
+    assert runs(first) == [(0, 3, [1])]
+    third = rig.enter()
+    rig.pool.share(third, [blocks[0], *others])
+    assert runs(third) == [(0, 1, [1, 3]), (1, 3, [3])]
+    assert runs(first) == [(0, 1, [1, 3]), (1, 3, [1])]
+    rig.audit()
+    rig.leave(first)
+    assert runs(third) == [(0, 3, [3])]
+    rig.leave(third)
     rig.assert_empty()
 
 
 def test_losing_memory_tells_every_holder(rig: CacheRig) -> None:
     first, second = rig.enter(), rig.enter()
     (block,) = rig.fill(first, A)
-    rig.pool.share(second, block)
+    rig.pool.share(second, [block])
     first.changed = second.changed = False
     rig.objects.free(rig.pool.unpin(block))
     assert first.changed
@@ -162,13 +200,9 @@ class PoolMachine(RuleBasedStateMachine):
     def enter(self, runs: list[bytes], tenant: str) -> None:
         holder = self.rig.enter(tenant)
         self.truth[holder.number] = []
-        for tokens in runs:
-            node = self.rig.trie.find(holder.chain, tokens) if holder.chain else None
-            if node is None:
-                break
-            self.rig.pool.share(holder, node)
-            self.truth[holder.number].append(tokens)
-            self.contents_agree(holder)
+        self.rig.pool.share(holder, self.rig.trie.walk(holder.root, b"".join(runs), 4 * BLOCK))
+        self.truth[holder.number] += runs[: len(holder.blocks)]
+        self.contents_agree(holder)
 
     def contents_agree(self, holder: SequenceBlocks) -> None:
         for block, tokens in zip(holder.blocks, self.truth[holder.number], strict=False):
@@ -177,12 +211,9 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.sampled_from([A, B, C]), index=st.booleans())
     def grow(self, data: st.DataObject, tokens: bytes, index: bool) -> None:
         holder = self.pick(data)
-        if holder is None or len(holder.blocks) != len(self.truth[holder.number]):
+        if holder is None or not self.rig.objects.pages.free_pages:
             return
-        block = self.rig.pool.extend(holder)
-        if not self.rig.give_memory(block):
-            self.rig.pool.truncate(holder, len(holder.blocks) - 1)
-            return
+        assert self.rig.give_memory(self.rig.pool.extend(holder))
         self.truth[holder.number].append(tokens)
         if index and holder.chain is not None and holder.chained == len(holder.blocks) - 1:
             self.rig.pool.index_next(holder, tokens)
@@ -196,16 +227,6 @@ class PoolMachine(RuleBasedStateMachine):
             block = data.draw(st.sampled_from(holder.blocks))
             if block.allocated:
                 self.rig.objects.free(self.rig.pool.unpin(block))
-
-    @rule(data=st.data(), keep=st.integers(0, 3))
-    def truncate(self, data: st.DataObject, keep: int) -> None:
-        holder = self.pick(data)
-        if holder is not None:
-            open_chain = holder.chain is not None
-            self.rig.pool.truncate(holder, keep)
-            del self.truth[holder.number][keep:]
-            if not open_chain and holder.chained < len(holder.blocks):
-                assert holder.chain is None
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from headrace_engine.scheduler.commit import TableChanges
 from headrace_engine.state.sequence import Status
@@ -65,9 +67,10 @@ def test_generating_rows_come_first() -> None:
 
 def test_table_changes_are_columns() -> None:
     changes = TableChanges()
-    changes.add(3, 0, [64, 128])
-    changes.add(1, 5, [0])
-    assert (changes.slots, changes.indices, changes.offsets) == ([3, 3, 1], [0, 1, 5], [64, 128, 0])
+    changes.add(3, array("q", [64, 128]))
+    changes.add(1, array("q", [0]))
+    columns = [column.tolist() for column in (changes.slots, changes.indices, changes.offsets)]
+    assert columns == [[3, 3, 1], [0, 1, 0], [64, 128, 0]]
 
 
 @pytest.mark.rule("batch.generating-first")

@@ -80,7 +80,7 @@ def test_a_block_shared_with_one_that_goes_first_is_not_taken() -> None:
     rig = CacheRig(blocks=2)
     first, taker, last = rig.enter(), rig.enter(), rig.enter()
     (shared,) = rig.fill(first, A)
-    rig.pool.share(last, shared)
+    rig.pool.share(last, [shared])
     (own,) = rig.fill(last, B)
     given = grants(rig)
     assert given.take(claimant(taker), rig.pool.extend(taker))
@@ -126,7 +126,7 @@ def test_a_block_that_two_want_is_given_once() -> None:
     first, second = rig.enter(), rig.enter()
     block = rig.pool.extend(first)
     rig.pool.index_next(first, A)
-    rig.pool.share(second, block)
+    rig.pool.share(second, [block])
     given = grants(rig)
     assert given.take_all(claimant(first), [block]) == 0
     assert given.take_all(claimant(second), [block]) == 0
@@ -153,8 +153,7 @@ def test_a_block_has_one_producer_in_a_pass() -> None:
     rig = CacheRig()
     first, second = rig.enter(), rig.enter()
     rig.fill(first, A, B)
-    rig.pool.share(second, first.blocks[0])
-    rig.pool.share(second, first.blocks[1])
+    rig.pool.share(second, first.blocks[:2])
     given = grants(rig)
     given.set_producers(first, 0, 4)
     assert given.check_producers(second, 0, 4) is None, "what is valid is only read"

@@ -49,6 +49,19 @@ def test_the_walk_stops_where_memory_or_validity_is_missing() -> None:
     assert (plan.resume, plan.store_from) == (0, 0)
 
 
+def test_a_run_that_was_seen_to_be_valid_is_looked_at_again_when_it_is_not() -> None:
+    rig, holder = held()
+    for _ in range(2):
+        assert plan_resume(holder, known=11, filled=11, lost=set()).resume == 10
+    assert holder.blocks[1].run.valid
+    rig.objects.free(rig.pool.unpin(holder.blocks[1]))
+    assert plan_resume(holder, known=11, filled=11, lost=set()).resume == 4
+    rig.give_memory(holder.blocks[1])
+    assert plan_resume(holder, known=11, filled=11, lost=set()).resume == 10
+    rig.pool.invalidate(holder.blocks[0])
+    assert plan_resume(holder, known=11, filled=11, lost=set()).resume == 0
+
+
 def test_what_lacks_memory_is_listed_also_if_this_pass_took_it() -> None:
     rig, holder = held()
     rig.pool.extend(holder)

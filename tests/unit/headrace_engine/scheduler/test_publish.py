@@ -99,13 +99,13 @@ def test_what_was_made_from_poisoned_blocks_is_poisoned_too() -> None:
     first, second = rig.fill(bad, A, B)
     for block in (first, second):
         block.publisher = bad.number
-    rig.pool.share(other, first)
+    rig.pool.share(other, [first])
     (child,) = rig.fill(other, C)
     child.publisher = other.number
     (kept,) = rig.fill(clean, C)
     kept.publisher = clean.number
     late = rig.enter()
-    rig.pool.share(late, first)
+    rig.pool.share(late, [first])
     (cached,) = rig.fill(late, content(3, 3, 3, 3))
     rig.leave(late)
     assert cached.valid

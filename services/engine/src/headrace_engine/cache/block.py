@@ -3,13 +3,14 @@
 Owner    engine thread
 Writes   nothing by itself; the pools, the trie and scheduler.replay write these
 Never    touches bytes
-Rules    blocks.three-predicates, blocks.one-owner, blocks.strong-parents
+Rules    blocks.three-predicates, blocks.one-owner, blocks.held-in-runs
 Next     headrace_engine.cache.logical_pool
 """
 
 from __future__ import annotations
 
 import sys
+from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple, NewType
 
@@ -49,11 +50,38 @@ class CacheBlock:
 NOBODY: frozenset[int] = frozenset()
 
 
-# Written out, since to call ``dict[X, Y]`` takes ten times as long as ``{}``.
-def _no_holders() -> dict[SequenceBlocks, None]:
-    return {}
+@dataclass(slots=True, eq=False)
+class HeldRun:
+    """Consecutive blocks of one prefix that the same sequences hold.
+
+    Who they are stands once for all of these blocks, so that to share a known beginning, and to
+    leave it, costs the same for one block as for a thousand. It is split where somebody shares a
+    part of it, and made whole again when nobody tells the parts apart any more.
+
+    Invariants
+        ``blocks[first:end]`` of every holder are the same, and name this run; no other block does
+        of two runs in a row the second has fewer holders, all of which hold the first too
+        valid  implies  every block of it is valid
+        addresses is set  implies  they are those of its blocks that have memory, in order
+    """
+
+    holders: dict[SequenceBlocks, None]
+    """In order of arrival; a dict so that leaving costs the same for the last of a thousand."""
+    first: int
+    """Index of its first block in a sequence."""
+    end: int
+    """Index behind its last block."""
+    valid: bool = False
+    """Whether that was seen. A block whose content is distrusted takes it back."""
+    addresses: array[int] | None = None
+    """Byte offsets, once somebody asked for them. A block whose memory changes takes them back."""
 
 
+UNHELD = HeldRun({}, 0, 0)
+"""Of every block that nobody holds."""
+
+
+# Written out, since to call ``list[X]`` takes ten times as long as ``[]``.
 def _no_blocks() -> list[LogicalBlock]:
     return []
 
@@ -76,7 +104,7 @@ class LogicalBlock:
 
     Invariants
         refs == len(followers) + len(states) + (slot.allocation is set); of a root, sequences besides
-        refs == 0 and no holders  implies  it is in no trie and no sequence
+        refs == 0 and nobody holds it  implies  it is in no trie and no sequence
         held  implies  its parent, where it is indexed, is held by the same sequences, and maybe more
         indexed  implies  tokens, key and parent are set, and never change again
         offered > 0  implies  not indexed, no followers, and tokens and parent are set
@@ -106,8 +134,8 @@ class LogicalBlock:
     """A private block's content may be valid in part: its sequence knows how far."""
     refs: int = 0
     """What keeps it besides its holders: they are counted where they stand."""
-    holders: dict[SequenceBlocks, None] = field(default_factory=_no_holders)
-    """In order of arrival; a dict so that leaving costs the same for the last of a thousand."""
+    run: HeldRun = UNHELD
+    """Who holds it, and its neighbours with it."""
     publisher: int = 0
     """Number of the sequence whose pass made it valid; 0 when it is not valid."""
     maker: int = 0
@@ -126,6 +154,11 @@ class LogicalBlock:
     """Numbers of sequences, resident then, of whose content this was made by a copy."""
     states: tuple[LogicalBlock, ...] = ()
     """Checkpoints of a recurrent state in it or at its end."""
+
+    @property
+    def holders(self) -> dict[SequenceBlocks, None]:
+        """The sequences that hold it."""
+        return self.run.holders
 
     @property
     def end(self) -> int:

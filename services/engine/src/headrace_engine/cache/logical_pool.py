@@ -3,7 +3,7 @@
 Owner    engine thread
 Writes   LogicalBlock, SequenceBlocks.blocks
 Never    allocates memory; awaits
-Rules    blocks.counted, blocks.strong-parents, cache.unheld-by-age, states.with-their-block
+Rules    blocks.counted, blocks.held-in-runs, cache.unheld-by-age, states.with-their-block
 Next     headrace_engine.cache.cache_pool
 """
 
@@ -14,7 +14,14 @@ from operator import attrgetter
 
 from headrace_contracts.prefix_key import PrefixKey
 
-from headrace_engine.cache.block import NOBODY, CacheBlock, LogicalBlock, SequenceBlocks
+from headrace_engine.cache.block import (
+    NOBODY,
+    UNHELD,
+    CacheBlock,
+    HeldRun,
+    LogicalBlock,
+    SequenceBlocks,
+)
 from headrace_engine.cache.cache_pool import CacheBlockPool
 from headrace_engine.cache.trie import PrefixTrie
 from headrace_engine.memory.objects import Allocation, ObjectType
@@ -64,7 +71,7 @@ class LogicalBlockPool:
         root.refs += 1
         holder = SequenceBlocks(number=number, root=root, chain=root)
         if self.state_type is not None:
-            holder.frontier = state = LogicalBlock(0, 0, holders={holder: None})
+            holder.frontier = state = LogicalBlock(0, 0, run=HeldRun({holder: None}, 0, 0))
             state.slot = CacheBlock(self.state_type, state)
         return holder
 
@@ -72,36 +79,75 @@ class LogicalBlockPool:
         """Appends a new private block without memory."""
         size = self.block_tokens
         blocks = holder.blocks
-        block = LogicalBlock(len(blocks) * size, size, holders={holder: None}, maker=holder.number)
+        index = len(blocks)
+        if index and len((run := blocks[-1].run).holders) == 1:
+            run.end, run.valid = index + 1, False
+        else:
+            run = HeldRun({holder: None}, index, index + 1)
+        block = LogicalBlock(index * size, size, run=run, maker=holder.number)
         block.slot = CacheBlock(self.block_type, block)
         self.alive += 1
         blocks.append(block)
         return block
 
-    def share(self, holder: SequenceBlocks, block: LogicalBlock) -> None:
-        """Appends an indexed block that the trie found."""
-        self.share_run(holder, [block])
-
-    def share_run(self, holder: SequenceBlocks, run: list[LogicalBlock]) -> None:
-        """Appends indexed blocks that the trie found, each the parent of the next."""
-        if not run:
+    def share(self, holder: SequenceBlocks, blocks: list[LogicalBlock]) -> None:
+        """Begins with indexed blocks that the trie found, from a root on, each the parent of the next."""
+        assert not holder.blocks, "shared behind other blocks"
+        if not blocks:
             return
-        assert run[0].parent is holder.chain
-        for block in reversed(run):
-            if block.holders:
-                break  # whoever holds it holds those before it
-            if (slot := block.slot) is not None and slot.listed:
-                self.slots.sorted.remove(slot)
-        for block in run:
-            block.holders[holder] = None
+        assert blocks[0].parent is holder.root
+        at, count = 0, len(blocks)
+        while at < count and (run := blocks[at].run) is not UNHELD:
+            end = min(run.end, count)
+            while blocks[end - 1].run is not run:  # parted from it on the way
+                end -= 1
+            if end < run.end:
+                self._split(run, end)
+                run = blocks[at].run
+            run.holders[holder] = None
+            at = end
+        if at < count:  # nobody holds these: whoever held one would hold those before it
+            run = HeldRun({holder: None}, at, count)
+            listed = self.slots.sorted
+            for block in blocks[at:]:
+                block.run = run
+                if (slot := block.slot) is not None and slot.listed:
+                    listed.remove(slot)
         if self.named is not None:
-            first = len(holder.blocks)
-            for index, block in enumerate(run, first):
+            for index, block in enumerate(blocks):
                 assert block.key is not None
                 self.named.append((holder.number, index, block.key))
-        holder.chain = run[-1]
-        holder.chained += len(run)
-        holder.blocks += run
+        holder.chain = blocks[-1]
+        holder.chained = count
+        holder.blocks += blocks
+
+    def _split(self, run: HeldRun, at: int) -> None:
+        """Two runs of one, before and behind the blocks' index ``at``. O(the shorter one)."""
+        (blocks, *_) = (holder.blocks for holder in run.holders)
+        other = HeldRun(run.holders.copy(), run.first, at, run.valid)
+        if at - run.first <= run.end - at:
+            run.first = at
+        else:
+            other.first, other.end, run.end = at, run.end, at
+        run.addresses = None
+        for block in blocks[other.first : other.end]:
+            block.run = other
+
+    def _merge(self, run: HeldRun) -> None:
+        """One run of this and the next, if the same sequences hold both. O(the shorter one)."""
+        blocks = next(iter(run.holders)).blocks
+        if run.end == len(blocks):
+            return
+        behind = blocks[run.end].run
+        if len(behind.holders) < len(run.holders):
+            return
+        if behind.end - behind.first < run.end - run.first:
+            run, behind = behind, run
+        for block in blocks[run.first : run.end]:
+            block.run = behind
+        behind.first, behind.end = min(run.first, behind.first), max(run.end, behind.end)
+        behind.valid &= run.valid
+        behind.addresses = None
 
     def index_next(
         self, holder: SequenceBlocks, tokens: bytes, fingerprints: tuple[bytes, ...] = ()
@@ -183,7 +229,7 @@ class LogicalBlockPool:
         block.states = (*block.states, state)
         self.checkpoints += 1
         self.slots.sorted.add(state.slot)
-        for holder in block.holders:
+        for holder in block.run.holders:
             holder.changed = True
 
     def keep_frontier(self, holder: SequenceBlocks, block: LogicalBlock) -> None:
@@ -192,7 +238,7 @@ class LogicalBlockPool:
         assert state is not None
         assert state.allocated
         holder.frontier = None
-        del state.holders[holder]
+        state.run = UNHELD
         self.attach_state(block, state)
 
     def touch(self, block: LogicalBlock) -> None:
@@ -208,19 +254,38 @@ class LogicalBlockPool:
         for state in block.states:
             self.slots.objects.free(self.unpin(state))
 
-    def truncate(self, holder: SequenceBlocks, count: int) -> None:
-        """Drops the blocks from ``count`` on, tail first."""
+    def leave(self, holder: SequenceBlocks) -> None:
+        """Drops every block and the root. Private content is freed, indexed content stays."""
+        state = holder.frontier
+        if state is not None:
+            holder.frontier = None
+            state.run = UNHELD
+            if state.allocated:
+                self.slots.objects.free(self.unpin(state))
+            else:
+                self._recycle(state)
+        blocks, holder.blocks = holder.blocks, []
+        holder.chain, holder.chained = holder.root, 0
+        at = len(blocks)
+        while at and len((run := blocks[at - 1].run).holders) == 1:
+            self._abandon(blocks[run.first : at])
+            at = run.first
+        if at:
+            last = blocks[at - 1].run
+            while at:
+                run = blocks[at - 1].run
+                del run.holders[holder]
+                at = run.first
+            self._merge(last)
+        self._drop(holder.root)
+
+    def _abandon(self, blocks: list[LogicalBlock]) -> None:
+        """Nobody holds these any more, each the parent of the next: tail first they are let go."""
         listed = self.slots.sorted
-        dropped = holder.blocks[count:]
-        del holder.blocks[count:]
         idle: list[CacheBlock] = []
-        while dropped:
-            block = dropped.pop()
-            del block.holders[holder]
-            if block.holders:  # somebody else holds it, and so those before it
-                for block in dropped:
-                    del block.holders[holder]
-                break
+        while blocks:
+            block = blocks.pop()
+            block.run = UNHELD
             if (slot := block.slot) is not None and slot.allocation is not None:
                 if block.valid and (block.indexed or block.offered):
                     if block.states:
@@ -234,33 +299,18 @@ class LogicalBlockPool:
             else:
                 self._recycle(block)
         listed.add_all(idle)
-        if count < holder.chained:
-            holder.chained = count
-            holder.chain = holder.blocks[-1] if holder.blocks else holder.root
-
-    def leave(self, holder: SequenceBlocks) -> None:
-        """Drops every block and the root. Private content is freed, indexed content stays."""
-        state = holder.frontier
-        if state is not None:
-            holder.frontier = None
-            del state.holders[holder]
-            if state.allocated:
-                self.slots.objects.free(self.unpin(state))
-            else:
-                self._recycle(state)
-        self.truncate(holder, 0)
-        self._drop(holder.root)
 
     # references of memory
 
     def pin(self, block: LogicalBlock, allocation: Allocation) -> None:
         """Memory arrives behind a held block, or behind a state that is being published."""
-        slot, holders = block.slot, block.holders
+        slot, run = block.slot, block.run
         assert slot is not None
-        assert holders or not block.capacity, "memory for a block that nobody holds"
+        assert run is not UNHELD or not block.capacity, "memory for a block that nobody holds"
         self.slots.attach(slot, allocation)
         block.refs += 1
-        for holder in holders:
+        run.addresses = None
+        for holder in run.holders:
             holder.changed = True
 
     def unpin(self, block: LogicalBlock) -> Allocation:
@@ -272,6 +322,7 @@ class LogicalBlockPool:
         if block.states:
             self.drop_states(block)
         allocation = self.slots.detach(block.slot)
+        block.run.addresses = None
         self._distrust(block)
         self._drop(block)
         return allocation
@@ -298,7 +349,9 @@ class LogicalBlockPool:
         block.origins = NOBODY
         if self.trie.changes is not None:
             self.trie.changes.touched[block] = None
-        for holder in block.holders:
+        run = block.run
+        run.valid = False
+        for holder in run.holders:
             holder.changed = True
 
     def _drop(self, block: LogicalBlock) -> None:
@@ -310,7 +363,7 @@ class LogicalBlockPool:
     def _recycle(self, block: LogicalBlock) -> None:
         """If nothing keeps the block it is gone, and so on up its parents."""
         node: LogicalBlock | None = block
-        while node is not None and not node.refs and not node.holders:
+        while node is not None and not node.refs and node.run is UNHELD:
             if node.slot is None:
                 self.trie.drop_root(node)
                 return
@@ -330,7 +383,7 @@ class LogicalBlockPool:
             state.parent = None
             self.checkpoints -= 1
             block.states = tuple(other for other in block.states if other is not state)
-            for holder in block.holders:
+            for holder in block.run.holders:
                 holder.changed = True
         return block
 
@@ -350,8 +403,10 @@ class LogicalBlockPool:
             for i, block in enumerate(holder.blocks):
                 assert block.offset == i * self.block_tokens
                 assert holder in block.holders
+                assert block.run.first <= i < block.run.end
                 assert (i < holder.chained) <= block.indexed
                 blocks[id(block)] = block
+            _audit_runs(holder)
         states = [b.frontier for b in holders if b.frontier is not None]
         assert all(set(state.holders) == {h} for h in holders if (state := h.frontier) is not None)
         checkpoints = [state for block in blocks.values() for state in block.states]
@@ -403,3 +458,24 @@ class LogicalBlockPool:
         assert listed == sum(
             b.slot is not None and b.slot.listed for b in (*blocks.values(), *checkpoints)
         )
+
+
+def _audit_runs(holder: SequenceBlocks) -> None:
+    before: HeldRun | None = None
+    at = 0
+    while at < len(holder.blocks):
+        run = holder.blocks[at].run
+        blocks = holder.blocks[run.first : run.end]
+        assert run.first == at
+        assert run.end == at + len(blocks)
+        assert all(block.run is run for block in blocks)
+        assert before is None or len(run.holders) < len(before.holders), "two runs could be one"
+        assert before is None or list(run.holders) == [
+            h for h in before.holders if h in run.holders
+        ]
+        assert not run.valid or all(block.valid for block in blocks)
+        with_memory = [s.allocation for b in blocks if (s := b.slot) is not None and s.allocation]
+        addresses = [address for allocation in with_memory for address in allocation.addresses]
+        assert run.addresses is None or run.addresses.tolist() == addresses
+        before, at = run, run.end
+    assert not UNHELD.holders

@@ -113,8 +113,8 @@ class PrefixTrie:
             if node is None:
                 break
             found.append(node)
-            if node.holders:
-                holder = next(reversed(node.holders))
+            if holders := node.run.holders:
+                holder = next(reversed(holders))
                 end, begin = node.end // node.capacity, at + block_bytes
                 most = min(holder.chained - end, (whole - begin) // block_bytes)
                 theirs = holder.prefix[end * block_bytes : (end + most) * block_bytes]
@@ -248,15 +248,16 @@ _content = attrgetter("content")
 
 def _same_blocks(one: bytes, other: bytes, block_bytes: int) -> int:
     """How many whole blocks of tokens, from the beginning on, are the same in both."""
-    same, most = 0, len(one) // block_bytes
-    tried = most  # all, as a rule; else halves of what is not known
+    same, most, back = 0, len(one) // block_bytes, 1
+    tried = most  # most often all, or all but a few; else halves of what is not known
     while same < most:
         begin, end = same * block_bytes, tried * block_bytes
         if one[begin:end] == other[begin:end]:
             same = tried
         else:
             most = tried - 1
-        tried = (same + most + 1) // 2
+        tried = max((same + most + 1) // 2, most + 1 - back)
+        back *= 2
     return same
 
 

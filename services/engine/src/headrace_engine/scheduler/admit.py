@@ -58,14 +58,17 @@ def match_prompt(
     assert holder.chain is not None
     size = 4 * pool.block_tokens
     if not media:
-        pool.share_run(holder, pool.trie.walk(holder.chain, tokens, size))
+        pool.share(holder, pool.trie.walk(holder.chain, tokens, size))
         return
+    found, parent = list[LogicalBlock](), holder.chain
     for begin in range(0, len(tokens) - size + 1, size):
         marks = marks_in(media, begin // 4, begin // 4 + pool.block_tokens)
-        node = pool.trie.find(holder.chain, tokens[begin : begin + size], marks)
+        node = pool.trie.find(parent, tokens[begin : begin + size], marks)
         if node is None or not all(marks):
-            return
-        pool.share(holder, node)
+            break
+        found.append(node)
+        parent = node
+    pool.share(holder, found)
 
 
 def index_missing_blocks(

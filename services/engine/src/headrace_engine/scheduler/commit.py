@@ -9,7 +9,9 @@ Next     headrace_engine.loop.setup
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -48,23 +50,25 @@ class Chunk:
         return self.end == self.sequence.length
 
 
-def _no_numbers() -> list[int]:
-    return []
-
-
 @dataclass(slots=True)
 class TableChanges:
     """New entries of block tables: (slot, block index, byte offset), as three columns."""
 
-    slots: list[int] = field(default_factory=_no_numbers)
-    indices: list[int] = field(default_factory=_no_numbers)
-    offsets: list[int] = field(default_factory=_no_numbers)
+    slots: array[int] = field(default_factory=partial(array, "i"))
+    indices: array[int] = field(default_factory=partial(array, "i"))
+    offsets: array[int] = field(default_factory=partial(array, "q"))
 
-    def add(self, slot: int, first: int, addresses: list[int]) -> None:
-        """``addresses`` stand from block ``first`` on."""
-        self.slots += [slot] * len(addresses)
-        self.indices += range(first, first + len(addresses))
+    def add(self, slot: int, addresses: array[int]) -> None:
+        """A whole table: ``addresses`` stand from block 0 on."""
+        count = len(addresses)
+        self.slots += array("i", (slot,)) * count
+        self.indices += _counting(count)
         self.offsets += addresses
+
+
+@lru_cache(maxsize=64)
+def _counting(count: int) -> array[int]:
+    return array("i", range(count))
 
 
 @dataclass(slots=True)
@@ -185,9 +189,9 @@ def _cross_into_blocks(
         offsets.append(block.slot.allocation.addresses[0])
         may = written if generated else residents.publishable(sequence, written)
         publish_complete(pool, holder, sequence, may)
-    table.slots += slots.tolist()
-    table.indices += (planned // pool.block_tokens).tolist()
-    table.offsets += offsets
+    table.slots.extend(slots.tolist())
+    table.indices.extend((planned // pool.block_tokens).tolist())
+    table.offsets.extend(offsets)
     columns.capacity[slots] = planned + pool.block_tokens
 
 
@@ -197,7 +201,7 @@ def _commit_chunk(residents: Residents, chunk: Chunk, table: TableChanges, now_s
     if chunk.starts:
         addresses = residents.activate(sequence, now_s)
         assert sequence.slot is not None
-        table.add(sequence.slot, 0, addresses)
+        table.add(sequence.slot, addresses)
         if sequence.first_pass_s is None:
             sequence.first_pass_s = now_s
             size = residents.pool.block_tokens

@@ -9,7 +9,9 @@ Next     headrace_engine.scheduler.commit
 
 from __future__ import annotations
 
-from headrace_engine.cache.block import LogicalBlock
+from array import array
+
+from headrace_engine.cache.block import LogicalBlock, SequenceBlocks
 from headrace_engine.cache.logical_pool import LogicalBlockPool
 from headrace_engine.state.batch import ResolvedCopy
 
@@ -37,3 +39,21 @@ def addresses_of(block: LogicalBlock) -> tuple[int, ...]:
     assert block.slot is not None
     assert block.slot.allocation is not None, "it has no memory"
     return block.slot.allocation.addresses
+
+
+def addresses_in_order(holder: SequenceBlocks) -> array[int]:
+    """Byte offsets of a sequence's blocks that have memory.
+
+    Behind what is known may be a block that has none: it could not get any before.
+    """
+    addresses, blocks, at = array("q"), holder.blocks, 0
+    while at < len(blocks):
+        run = blocks[at].run
+        if run.addresses is None:
+            run.addresses = array("q")
+            for block in blocks[at : run.end]:
+                if (slot := block.slot) is not None and (allocation := slot.allocation) is not None:
+                    run.addresses.extend(allocation.addresses)  # one, as a block is a simple object
+        addresses += run.addresses
+        at = run.end
+    return addresses

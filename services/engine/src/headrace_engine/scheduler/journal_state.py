@@ -21,6 +21,8 @@ from headrace_contracts.prefix_key import PrefixKey
 from numpy.typing import NDArray
 
 from headrace_engine.cache.block import (
+    UNHELD,
+    HeldRun,
     LogicalBlock,
     SequenceBlocks,
     Sibling,
@@ -148,6 +150,7 @@ def _restore_blocks(scheduler: Scheduler, state: State, key_content: KeyContent)
         for tenant, salt in state["roots"]
     ]
     blocks: list[LogicalBlock] = []
+    numbers: dict[LogicalBlock, list[int]] = {}
 
     def at(place: int) -> LogicalBlock:
         return blocks[place] if place >= 0 else roots[-1 - place]
@@ -160,7 +163,7 @@ def _restore_blocks(scheduler: Scheduler, state: State, key_content: KeyContent)
             valid,
             publisher,
             address,
-            _,
+            held_by,
             maker,
             offered,
             written,
@@ -183,11 +186,11 @@ def _restore_blocks(scheduler: Scheduler, state: State, key_content: KeyContent)
             _attach(pool, block, -1 - i, (address,))
         block.valid, block.publisher, block.written = valid, publisher, written
         block.origins = frozenset(made_of)
+        numbers[block] = held_by
     holders = {row[0]: _restore_holder(pool, row, blocks, at) for row in state["holders"]}
     residents.holders.update(holders)
-    for block, fields in zip(blocks, state["blocks"], strict=True):
-        for number in fields[6]:
-            block.holders[holders[number]] = None
+    for holder in holders.values():
+        _restore_runs(holder, holders, numbers)
     states = [
         _restore_state(pool, i, row, blocks, holders) for i, row in enumerate(state["states"])
     ]
@@ -216,6 +219,22 @@ def _restore_holder(
     holder.chained, holder.eligible = chained, eligible
     holder.blocks = [blocks[i] for i in held]
     return holder
+
+
+def _restore_runs(
+    holder: SequenceBlocks,
+    holders: dict[int, SequenceBlocks],
+    numbers: dict[LogicalBlock, list[int]],
+) -> None:
+    """``numbers`` are those of each block's holders, in order."""
+    run = UNHELD
+    for index, block in enumerate(holder.blocks):
+        if block.run is UNHELD:
+            if not index or len(numbers[block]) < len(run.holders):
+                run = HeldRun({holders[n]: None for n in numbers[block]}, index, index)
+            run.end = index + 1
+            block.run = run
+        run = block.run
 
 
 def _restore_state(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace_engine.cache.block import LogicalBlock, SequenceBlocks, Sibling
+from headrace_engine.cache.block import HeldRun, LogicalBlock, SequenceBlocks, Sibling
 from headrace_engine.state.sequence import SequenceColumns
 
 
@@ -67,11 +67,17 @@ def plan_resume(
     size = blocks[0].capacity
     upper = known - 1
     # Most are whole: indexed, valid, and so with memory.
-    whole = first_block
-    for block in blocks[first_block : holder.chained]:
-        if not block.valid or block in lost:
-            break
-        whole += 1
+    whole, chained = first_block, holder.chained
+    while whole < chained:
+        run = blocks[whole].run
+        if not lost and (run.valid or (blocks[run.end - 1].valid and _seen_valid(run, blocks))):
+            whole = min(run.end, chained)
+            continue
+        for block in blocks[whole : min(run.end, chained)]:
+            if not block.valid or block in lost:
+                chained = whole
+                break
+            whole += 1
     resume = store_from = whole * size
     for block in blocks[whole:]:
         if not block.valid or block in lost:
@@ -92,6 +98,15 @@ def plan_resume(
     if frontier is not None and (not frontier.allocated or frontier in lost):
         lacking.insert(0, frontier)
     return ResumePlan(min(resume, upper), store_from, tuple(lacking))
+
+
+def _seen_valid(run: HeldRun, blocks: list[LogicalBlock]) -> bool:
+    """Whether every block of a run is valid. Noted there, so that the next one need not look."""
+    for block in blocks[run.first : run.end]:
+        if not block.valid:
+            return False
+    run.valid = True
+    return True
 
 
 def resume_ways(

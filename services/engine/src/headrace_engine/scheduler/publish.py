@@ -104,7 +104,7 @@ def mark_produced(holder: SequenceBlocks, begin: int, end: int, block_tokens: in
         if not block.valid and (block.end <= end or not block.indexed):
             block.valid = True
             block.publisher = holder.number
-            for other in block.holders:
+            for other in block.run.holders:
                 other.changed = True
 
 

@@ -9,6 +9,7 @@ Next     headrace_engine.scheduler.commit
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from headrace_engine.cache.block import SequenceBlocks
 from headrace_engine.cache.logical_pool import LogicalBlockPool
 from headrace_engine.cache.trie import RootIdentity
+from headrace_engine.scheduler.copies import addresses_in_order
 from headrace_engine.scheduler.grant import Claimant, Claimants
 from headrace_engine.scheduler.order import TotalOrder, WaitingLine
 from headrace_engine.scheduler.publish import (
@@ -170,7 +172,7 @@ class Residents:
         """Slots that nobody holds."""
         return len(self._free_slots)
 
-    def activate(self, sequence: Sequence, now_s: float) -> list[int]:
+    def activate(self, sequence: Sequence, now_s: float) -> array[int]:
         """It takes a slot. Returns the byte offsets of its blocks, which go into the table."""
         self.waiting.remove(sequence)
         self.forget_claimants()
@@ -185,11 +187,7 @@ class Residents:
         self.prefilling[sequence.number] = sequence
         columns = self.columns
         columns.enter(slot, sequence)
-        addresses: list[int] = []
-        for block in self.holders[sequence.number].blocks:
-            # Behind what is known may be a block that could not get memory before.
-            if (held := block.slot) is not None and (allocation := held.allocation) is not None:
-                addresses += allocation.addresses  # one, as a block is a simple object
+        addresses = addresses_in_order(self.holders[sequence.number])
         columns.capacity[slot] = len(addresses) * self._settings.block_tokens
         return addresses
 
