@@ -65,7 +65,7 @@ LLAMA_8B = Parts(
     head_dim=128,
     layer_weights=4096 * (6144 + 4096 + 3 * 14336),
     output_weights=4096 * 128256,
-    decode_ms=((1, 3.56), (32, 4.13), (128, 4.57), (256, 6.11)),
+    decode_ms=((1, 3.56), (32, 4.13), (128, 4.57), (192, 5.6), (256, 6.11)),
     dense_flops=720e12,
     attention_flops=560e12,
 )
@@ -76,7 +76,7 @@ QWEN_06B = Parts(
     head_dim=128,
     layer_weights=1024 * (4096 + 2048 + 3 * 3072),
     output_weights=1024 * 151936,
-    decode_ms=((1, 0.28), (32, 0.76), (128, 0.79), (256, 0.92)),
+    decode_ms=((1, 0.28), (32, 0.76), (128, 0.79), (192, 0.86), (256, 0.92)),
     dense_flops=650e12,
     attention_flops=560e12,
 )
