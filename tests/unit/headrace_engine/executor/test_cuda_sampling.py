@@ -13,7 +13,7 @@ from support.gpu import DEVICE
 pytest.importorskip("triton")
 
 import torch
-from headrace_engine.executor.cuda_sampling import CLASSES, CudaSampler
+from headrace_engine.executor.cuda_sampling import CLASSES, CudaSampler, StepClass
 from headrace_engine.executor.sampler import NumpySampling, Sampler
 from headrace_engine.state.batch import SlotStart
 from torch import Tensor
@@ -75,8 +75,23 @@ def test_every_edge_gives_the_cpus_token() -> None:
     )
 
 
-def test_a_temperature_that_counts_as_none_takes_a_greedy_step() -> None:
+@pytest.mark.parametrize(
+    ("asked", "step", "width"),
+    [
+        # A temperature that counts as none takes a greedy step.
+        ({"temperature": 1e-40}, CLASSES[0], -1),
+        ({"temperature": 0.5}, CLASSES[1], -1),
+        ({"temperature": 0.0, "frequency_penalty": 1.0}, CLASSES[2], -1),
+        ({"min_new_tokens": 3}, CLASSES[0], -1),
+        ({"min_new_tokens": 3, "stop_token_ids": frozenset([5])}, CLASSES[2], -1),
+        ({"logprobs": 2}, CLASSES[3], 2),
+    ],
+)
+def test_a_step_is_of_the_least_class_that_its_rows_need(
+    asked: dict[str, Any], step: StepClass, width: int
+) -> None:
     sampler = CudaSampler(2, 1, VOCABULARY, torch.device(DEVICE))
-    batch = decode_batch(1, first=True, temperature=1e-40)
-    sampler.start(batch.starts)
-    assert sampler.class_of(batch) == CLASSES[0]
+    for found, wanted, fields in ((step, width, asked), (CLASSES[0], -1, {"temperature": 0.0})):
+        batch = decode_batch(1, first=True, **fields)
+        sampler.note(batch.starts)
+        assert (sampler.class_of(batch), sampler.width_of(batch)) == (found, wanted)

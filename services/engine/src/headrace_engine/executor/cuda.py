@@ -340,12 +340,13 @@ class CudaExecutor:
         phase = self._phases[batch.phase]
         self._sharing.applied(batch)
         self._copy(batch.restores)
-        self._sampler.start(batch.starts)
+        self._sampler.note(batch.starts)
         step = self._sampler.class_of(batch)
         width = self._sampler.width_of(batch)
         updates = len(batch.table_slots)
         singles = batch.generating == batch.rows == len(batch.tokens)
         if singles and updates <= self._decode_message.updates:
+            self._sampler.start(batch.starts)
             self._decode(batch, phase, step)
         else:
             self._mixed(batch, phase, step)
@@ -425,6 +426,8 @@ class CudaExecutor:
                 ],
             )
             hidden = self._decoder.run(size, mixed)
+        # Behind the layers: they need nothing of it, and the device runs them meanwhile.
+        self._sampler.start(batch.starts)
         logits = self._decoder.project(hidden, inbox[outputs])[:generating]
         if generating:
             queries = inbox[outputs][:generating]

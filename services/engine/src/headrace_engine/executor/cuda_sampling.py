@@ -28,6 +28,12 @@ from headrace_engine.kernels.gpu.sample import sample
 from headrace_engine.state.batch import BatchData, SlotSampling, SlotStart
 
 _COLUMNS: Final = 8
+"""Of each kind of parameter that every slot has."""
+_FLOATS: Final = slice(_COLUMNS, _COLUMNS + _COLUMNS // 2)
+"""What a start sends of a slot, in words of 64 bits: first its integers, then two floats a word, its
+last token and its number."""
+_LAST, _SLOT = _FLOATS.stop, _FLOATS.stop + 1
+_WORDS: Final = _SLOT + 1
 
 
 class StepClass(NamedTuple):
@@ -79,17 +85,27 @@ class CudaSampler:
         self._logprobs = np.full(slots, -1, np.int32)
         self._floats[:, 5] = 1.0
 
-    def start(self, starts: Sequence[SlotStart]) -> None:
-        """Loads the parameters of slots, once a sequence and activation.
+    def note(self, starts: Sequence[SlotStart]) -> None:
+        """Takes over what the class of a step depends on. Before ``class_of``."""
+        for start in starts:
+            sampling, slot = computable(start.sampling), start.slot
+            self._sampled[slot] = sampling.temperature > 0
+            self._adjusted[slot] = (
+                _penalizes(sampling)
+                or bool(sampling.bias_ids)
+                or (sampling.min_new_tokens > 0 and bool(sampling.stop_token_ids))
+            )
+            self._logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
 
-        What every slot has goes in one copy a kind; what few have, slot by slot.
+    def start(self, starts: Sequence[SlotStart]) -> None:
+        """Loads the parameters of slots, once a sequence and activation. Before ``choose``.
+
+        What every slot has goes in one copy; what few have, slot by slot.
         """
         if not starts:
             return
-        slots = self._sent(np.array([start.slot for start in starts], np.int64))
-        floats = np.zeros((len(starts), _COLUMNS), np.float32)
-        words = np.zeros((len(starts), _COLUMNS), np.int64)
-        last = np.zeros(len(starts), np.int32)
+        packed = np.zeros((len(starts), _WORDS), np.int64)
+        floats = packed[:, _FLOATS].view(np.float32)
         for row, start in enumerate(starts):
             sampling = computable(start.sampling)
             stops = self._start_rare(start, sampling)
@@ -102,7 +118,7 @@ class CudaSampler:
                 sampling.repetition_penalty,
             )
             seed = sampling.seed & (2**64 - 1)
-            words[row, :6] = (
+            packed[row, :6] = (
                 seed - 2**64 if seed >= 2**63 else seed,
                 start.choice,
                 sampling.top_k,
@@ -110,20 +126,18 @@ class CudaSampler:
                 stops,
                 len(sampling.bias_ids),
             )
+            packed[row, _SLOT] = start.slot
             if len(start.tokens):
-                last[row] = start.tokens[-1]
-        self._floats.index_copy_(0, slots, self._sent(floats))
-        self._words.index_copy_(0, slots, self._sent(words))
-        self.last.index_copy_(0, slots, self._sent(last))
+                packed[row, _LAST] = start.tokens[-1]
+        sent = self._sent(packed)
+        slots = sent[:, _SLOT]
+        self._words.index_copy_(0, slots, sent[:, :_COLUMNS])
+        self._floats.index_copy_(0, slots, sent[:, _FLOATS].view(torch.float32))
+        self.last.index_copy_(0, slots, sent.view(torch.int32)[:, 2 * _LAST])
 
     def _start_rare(self, start: SlotStart, sampling: SlotSampling) -> int:
-        """Bias, bans, penalties and the host's flags of a slot. Returns how many tokens stop it."""
+        """Bias, bans and penalties of a slot. Returns how many tokens stop it."""
         slot = start.slot
-        penalized = (
-            sampling.presence_penalty != 0
-            or sampling.frequency_penalty != 0
-            or sampling.repetition_penalty != 1
-        )
         stops = sorted(sampling.stop_token_ids)[:MAX_STOP_TOKEN_IDS]
         if sampling.bias_ids:
             count = len(sampling.bias_ids)
@@ -131,18 +145,13 @@ class CudaSampler:
             self._put(self._bias_values[slot, :count], np.array(sampling.bias_values, np.float32))
         if stops:
             self._put(self._stop_ids[slot, : len(stops)], np.array(stops, np.int32))
-        if penalized:
+        if _penalizes(sampling):
             prompt, generated = np.split(start.tokens, [start.prompt_tokens])
             counts = np.bincount(generated, minlength=self._vocabulary).astype(np.int16)
             self._put(self._generated[slot], counts)
             seen = np.zeros(self._vocabulary, np.uint8)
             seen[prompt] = 1
             self._put(self._prompted[slot], seen)
-        self._sampled[slot] = sampling.temperature > 0
-        self._adjusted[slot] = (
-            penalized or bool(sampling.bias_ids) or (sampling.min_new_tokens > 0 and bool(stops))
-        )
-        self._logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         return len(stops)
 
     def class_of(self, batch: BatchData) -> StepClass:
@@ -218,3 +227,11 @@ class CudaSampler:
         if self._device.type != "cuda":
             return source
         return source.pin_memory().to(self._device, non_blocking=True)
+
+
+def _penalizes(sampling: SlotSampling) -> bool:
+    return (
+        sampling.presence_penalty != 0
+        or sampling.frequency_penalty != 0
+        or sampling.repetition_penalty != 1
+    )
