@@ -91,7 +91,8 @@ def test_a_step_is_of_the_least_class_that_its_rows_need(
     asked: dict[str, Any], step: StepClass, width: int
 ) -> None:
     sampler = CudaSampler(2, 1, VOCABULARY, torch.device(DEVICE))
-    for found, wanted, fields in ((step, width, asked), (CLASSES[0], -1, {"temperature": 0.0})):
+    plain: dict[str, Any] = {"temperature": 0.0}  # nothing of who had the slot before is left
+    for found, wanted, fields in ((step, width, asked), (CLASSES[0], -1, plain)):
         batch = decode_batch(1, first=True, **fields)
         sampler.note(batch.starts)
         assert (sampler.class_of(batch), sampler.width_of(batch)) == (found, wanted)
