@@ -15,9 +15,10 @@ from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import ModelCard
 from headrace_gateway.auth.keys import KeyStore
 from headrace_kit.clock import SystemClock
+from headrace_transport import api_keys
 from headrace_transport import server as server_module
 from headrace_transport.connection import RedisEngineWire, RedisGatewayWire
-from headrace_transport.errors import CommandFailed, TransportUnavailable, WrongType
+from headrace_transport.errors import TransportUnavailable, WrongType
 from headrace_transport.interface import FIRST_FRAME, EngineInfo, Rates
 from headrace_transport.scripting import shared_keys
 from headrace_transport.server import Server
@@ -103,7 +104,6 @@ class Life:
         await again(lambda: gateway.queue_depth(MODEL))
         await again(lambda: gateway.standing(MODEL, "r0"))
         await again(lambda: gateway.api_key_is_forgotten("nobody"))
-        await again(gateway.forgotten_api_keys)
         await again(lambda: gateway.trim_out(GATEWAY, FIRST_FRAME))
         await again(lambda: gateway.read_out(GATEWAY, FIRST_FRAME, block_ms=1))
         await again(lambda: engine.wait_bell(MODEL, timeout_ms=1))
@@ -197,14 +197,31 @@ async def test_a_key_whose_end_is_damaged_can_be_revoked_and_forgotten(
     assert await gateway.forget_api_key(key.public_id, over_ms=8)
 
 
-async def test_a_key_that_cannot_be_listed_is_not_made(
-    link: Server, gateway: RedisGatewayWire
+@pytest.mark.parametrize("job", ["list", "create", "load", "forget"])
+async def test_a_list_of_keys_of_another_type_is_made_anew(
+    job: str, link: Server, gateway: RedisGatewayWire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await link.command("SET", keys.API_KEYS, JUNK)
+    monkeypatch.setattr(api_keys, "_AT_ONCE", 2)  # so that it takes several looks
     store = KeyStore(gateway, PEPPER.encode(), SystemClock())
-    with pytest.raises(CommandFailed):
-        await store.create(name="unseen")
-    assert await link.command("KEYS", keys.api_key("*")) == []
+    there = {(await store.create(name=f"key {i}"))[1].public_id for i in range(5)}
+    kept, gone = await store.export(), min(there)
+    await link.command("SET", keys.api_key("no name"), JUNK)
+    await link.pipeline([("DEL", keys.API_KEYS), ("HSET", keys.API_KEYS, "x", JUNK)])
+    with capture_logs() as said:
+        match job:
+            case "create":
+                there.add((await store.create(name="new"))[1].public_id)
+            case "load":
+                assert await store.load(kept) == 5
+            case "forget":
+                assert await store.forget(gone)
+                assert await store.load(kept) == 4
+                there.remove(gone)
+            case _:
+                pass
+        assert {key.public_id for key in await store.list()} == there
+    events = [(each["event"], each.get("key", each.get("kind"))) for each in said]
+    assert events == [("wire.damaged_record", "key"), ("wire.replaced", keys.API_KEYS)]
 
 
 @pytest.mark.parametrize("junk", [JUNK, b"nan", b"inf", b"-1e300"])

@@ -158,16 +158,15 @@ async def test_revoked_key_says_since_when(wires: Wires) -> None:
     assert not await gateway.revoke_api_key("unknown", at_ms=77)
     assert await gateway.api_key("unknown") is None
     assert not await gateway.forget_api_key("hrk_1", over_ms=77)
-    assert await gateway.forgotten_api_keys() == set()
     assert not await gateway.api_key_is_forgotten("hrk_1")
     assert await gateway.forget_api_key("hrk_1", over_ms=78)
     assert not await gateway.forget_api_key("hrk_1")
     assert await gateway.api_keys() == []
-    assert await gateway.forgotten_api_keys() == {"hrk_1"}
     assert await gateway.api_key_is_forgotten("hrk_1")
     assert not await gateway.api_key_is_forgotten("hrk_2")
     assert not await gateway.revoke_api_key("hrk_1", at_ms=77)
-    assert await gateway.forgotten_api_keys() == {"hrk_1"}
+    assert not await gateway.restore_api_key(KEY)
+    assert await gateway.api_keys() == []
     assert await gateway.api_key("unknown") is None
 
 
@@ -176,6 +175,29 @@ async def test_a_key_that_ends_in_time_can_be_revoked_earlier(wires: Wires) -> N
     await gateway.put_api_key(replace(KEY, revoked_ms=2_000_000_000_000))
     assert await gateway.revoke_api_key("hrk_1", at_ms=1_900_000_000_000)
     assert await gateway.api_key("hrk_1") == replace(KEY, revoked_ms=1_900_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("known", "kept", "end"),
+    [(None, None, None), (5, None, 5), (None, 7, 7), (5, 7, 5), (7, 5, 5)],
+)
+async def test_a_key_that_is_put_back_ends_when_it_first_was_to(
+    known: int | None, kept: int | None, end: int | None, wires: Wires
+) -> None:
+    gateway = await wires.gateway()
+    assert await gateway.restore_api_key(replace(KEY, public_id="hrk_0", revoked_ms=kept))
+    assert await gateway.api_keys() == [replace(KEY, public_id="hrk_0", revoked_ms=kept)]
+    await gateway.put_api_key(replace(KEY, revoked_ms=known, max_concurrency=9))
+    assert await gateway.restore_api_key(replace(KEY, revoked_ms=kept))
+    assert await gateway.api_key("hrk_1") == replace(KEY, revoked_ms=end)
+
+
+async def test_a_key_that_cannot_be_is_not_put_back(wires: Wires) -> None:
+    gateway = await wires.gateway()
+    for wrong in (replace(KEY, tenant="a b"), replace(KEY, models=frozenset({""}))):
+        with pytest.raises(RecordRejected):
+            await gateway.restore_api_key(wrong)
+    assert await gateway.api_keys() == []
 
 
 async def test_requests_of_a_dead_gateway_are_cancelled(wires: Wires) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Final
 
 from headrace_contracts import keys
 
+from headrace_transport.errors import WrongType
 from headrace_transport.interface import ApiKey
 from headrace_transport.names import check_model, check_name
 from headrace_transport.part import Part
 from headrace_transport.replies import (
     Argument,
+    Reply,
+    as_bytes,
     as_fields,
     as_int,
     as_list,
@@ -37,7 +40,7 @@ class ApiKeys(Part):
     async def api_keys(self) -> Sequence[ApiKey]:
         """All keys that can be read, by public id."""
         names: list[str] = []
-        for reply in as_list(await self._server.command("SMEMBERS", keys.API_KEYS)):
+        for reply in as_list(await self._listing("SMEMBERS", keys.API_KEYS)):
             with self.damaged.skipped("key", repr(reply)):
                 names.append(as_text(reply))
         names.sort()
@@ -51,33 +54,20 @@ class ApiKeys(Part):
                         found.append(_key_of(name, fields))
         return found
 
-    async def api_key_end(self, public_id: str) -> int | None:
-        """See ``GatewayWire.api_key_end``."""
-        end = await self._server.command("HGET", keys.api_key(public_id), "revoked_ms")
-        return None if end is None else as_int(end)
-
     async def put_api_key(self, key: ApiKey) -> None:
         """Stores a key, or replaces it."""
-        check_name("a key id", key.public_id)
-        check_name("a tenant", key.tenant)
-        for model in key.models:
-            check_model(model)
-        fields: list[Argument] = ["digest", key.digest, "name", key.name, "tenant", key.tenant]
-        fields += ["scopes", " ".join(sorted(key.scopes)), "models", " ".join(sorted(key.models))]
-        fields += ["created_ms", key.created_ms, "band", key.band]
-        for name, value in (
-            ("expires_ms", key.expires_ms),
-            ("revoked_ms", key.revoked_ms),
-            ("max_concurrency", key.max_concurrency),
-            ("requests_per_minute", key.requests_per_minute),
-            ("tokens_per_minute", key.tokens_per_minute),
-        ):
-            if value is not None:
-                fields += [name, value]
-        name = keys.api_key(key.public_id)
+        name, fields = keys.api_key(key.public_id), _fields_of(key)
+        if key.revoked_ms is not None:
+            fields += ["revoked_ms", key.revoked_ms]
         # the list first: where it cannot be written, there is no key that nobody sees
-        await self._server.command("SADD", keys.API_KEYS, key.public_id)
+        await self._listing("SADD", keys.API_KEYS, key.public_id)
         await self._server.pipeline([("MULTI",), ("DEL", name), ("HSET", name, *fields), ("EXEC",)])
+
+    async def restore_api_key(self, key: ApiKey) -> bool:
+        """See ``GatewayWire.restore_api_key``."""
+        ended = "" if key.revoked_ms is None else key.revoked_ms
+        arguments = [key.public_id, ended, *_fields_of(key)]
+        return await self._on_key("restore_key", key.public_id, arguments)
 
     async def revoke_api_key(self, public_id: str, *, at_ms: int) -> bool:
         """See ``GatewayWire.revoke_api_key``."""
@@ -87,19 +77,61 @@ class ApiKeys(Part):
     async def forget_api_key(self, public_id: str, *, over_ms: int | None = None) -> bool:
         """See ``GatewayWire.forget_api_key``."""
         check_name("a key id", public_id)
-        names = [keys.api_key(public_id), keys.API_KEYS, keys.FORGOTTEN_KEYS]
         arguments = [public_id, "" if over_ms is None else over_ms, _MOST]
-        return bool(as_int(await self._server.run("forget_key", names, arguments)))
+        return await self._on_key("forget_key", public_id, arguments)
 
     async def api_key_is_forgotten(self, public_id: str) -> bool:
         """See ``GatewayWire.api_key_is_forgotten``."""
         names = [keys.FORGOTTEN_KEYS]
         return bool(as_int(await self._server.run("forgotten_key", names, [public_id])))
 
-    async def forgotten_api_keys(self) -> Set[str]:
-        """See ``GatewayWire.forgotten_api_keys``."""
-        reply = await self._server.command("ZRANGE", keys.FORGOTTEN_KEYS, 0, -1)
-        return {as_text(name) for name in as_list(reply)}
+    async def _on_key(self, script: str, public_id: str, arguments: Sequence[Argument]) -> bool:
+        await self._listing("SCARD", keys.API_KEYS)
+        names = [keys.api_key(public_id), keys.API_KEYS, keys.FORGOTTEN_KEYS]
+        return bool(as_int(await self._server.run(script, names, arguments)))
+
+    async def _listing(self, *command: Argument) -> Reply:
+        """A command on the list of keys, which is made anew where it is of another type."""
+        try:
+            return await self._server.command(*command)
+        except WrongType:
+            await self._list_anew()
+            return await self._server.command(*command)
+
+    async def _list_anew(self) -> None:
+        prefix, cursor, found = keys.api_key(""), b"0", set[str]()
+        while True:
+            reply = await self._server.command(
+                "SCAN", cursor, "MATCH", f"{prefix}*", "COUNT", _AT_ONCE
+            )
+            after, names = as_list(reply)
+            for name in as_list(names):
+                with self.damaged.skipped("key", repr(name)):
+                    found.add(check_name("a key id", as_text(name).removeprefix(prefix)))
+            if (cursor := as_bytes(after)) == b"0":
+                break
+        if was := await self._server.run("relist_keys", [keys.API_KEYS], sorted(found)):
+            self.damaged.replaced(keys.API_KEYS, as_text(was))
+
+
+def _fields_of(key: ApiKey) -> list[Argument]:
+    """Fields and values of a key's hash, but for its end. Raises ``RecordRejected``."""
+    check_name("a key id", key.public_id)
+    check_name("a tenant", key.tenant)
+    for model in key.models:
+        check_model(model)
+    fields: list[Argument] = ["digest", key.digest, "name", key.name, "tenant", key.tenant]
+    fields += ["scopes", " ".join(sorted(key.scopes)), "models", " ".join(sorted(key.models))]
+    fields += ["created_ms", key.created_ms, "band", key.band]
+    for name, value in (
+        ("expires_ms", key.expires_ms),
+        ("max_concurrency", key.max_concurrency),
+        ("requests_per_minute", key.requests_per_minute),
+        ("tokens_per_minute", key.tokens_per_minute),
+    ):
+        if value is not None:
+            fields += [name, value]
+    return fields
 
 
 def _key_of(public_id: str, fields: dict[str, bytes]) -> ApiKey:

@@ -10,7 +10,7 @@ what is idempotent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NewType, Protocol
 
@@ -374,13 +374,14 @@ class GatewayWire(Protocol):
 
     async def api_keys(self) -> Sequence[ApiKey]: ...
 
-    async def api_key_end(self, public_id: str) -> int | None:
-        """When a key was or will be revoked, unix ms, also one that cannot be read otherwise; None
-        for one that was not, or is not there. Raises ``CommandFailed`` where this cannot be read.
+    async def put_api_key(self, key: ApiKey) -> None: ...
+
+    async def restore_api_key(self, key: ApiKey) -> bool:
+        """Puts a key back as it was kept, with the earlier of its end and that which is known here;
+        it is revoked now where the one that is there is damaged so that nobody can tell. False: it
+        was deleted, and stays away.
         """
         ...
-
-    async def put_api_key(self, key: ApiKey) -> None: ...
 
     async def revoke_api_key(self, public_id: str, *, at_ms: int) -> bool:
         """Marks a key as revoked from ``at_ms`` on, unless it is from an earlier time on. False:
@@ -397,10 +398,6 @@ class GatewayWire(Protocol):
 
     async def api_key_is_forgotten(self, public_id: str) -> bool:
         """Whether a key of that id was deleted. It is remembered for longer, then."""
-        ...
-
-    async def forgotten_api_keys(self) -> Set[str]:
-        """Ids of keys that were deleted."""
         ...
 
     # server

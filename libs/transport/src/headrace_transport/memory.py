@@ -6,7 +6,7 @@ Same semantics as over Redis, time by an injected clock. For tests: its steps co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from math import inf
@@ -500,19 +500,26 @@ class MemoryGatewayWire(_MemoryWire):
         await self._broker.enter()
         return [self._broker.keys[name] for name in sorted(self._broker.keys)]
 
-    async def api_key_end(self, public_id: str) -> int | None:
-        """See ``GatewayWire.api_key_end``."""
-        await self._broker.enter()
-        key = self._broker.keys.get(public_id)
-        return None if key is None else key.revoked_ms
-
     async def put_api_key(self, key: ApiKey) -> None:
         """See ``GatewayWire.put_api_key``."""
         await self._broker.enter()
+        self._put_api_key(key)
+
+    def _put_api_key(self, key: ApiKey) -> None:
         check_name("a tenant", key.tenant)
         for model in key.models:
             check_model(model)
         self._broker.keys[check_name("a key id", key.public_id)] = key
+
+    async def restore_api_key(self, key: ApiKey) -> bool:
+        """See ``GatewayWire.restore_api_key``."""
+        await self._broker.enter()
+        if key.public_id in self._broker.forgotten_keys:
+            return False
+        known = self._broker.keys.get(key.public_id, key)
+        ends = [each.revoked_ms for each in (key, known) if each.revoked_ms is not None]
+        self._put_api_key(replace(key, revoked_ms=min(ends, default=None)))
+        return True
 
     async def revoke_api_key(self, public_id: str, *, at_ms: int) -> bool:
         """See ``GatewayWire.revoke_api_key``."""
@@ -541,11 +548,6 @@ class MemoryGatewayWire(_MemoryWire):
         """See ``GatewayWire.api_key_is_forgotten``."""
         await self._broker.enter()
         return public_id in self._broker.forgotten_keys
-
-    async def forgotten_api_keys(self) -> Set[str]:
-        """See ``GatewayWire.forgotten_api_keys``."""
-        await self._broker.enter()
-        return set(self._broker.forgotten_keys)
 
 
 class MemoryEngineWire(_MemoryWire):

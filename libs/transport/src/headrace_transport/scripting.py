@@ -1,7 +1,7 @@
 """The Lua scripts: read from the package, put together with their prelude, named by SHA-1.
 
 Their flags let work that was accepted go on and end while the server is out of memory;
-``submit`` alone is refused then, so that memory comes back.
+``submit`` is refused then, so that memory comes back, and ``restore_key``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from headrace_gateway.auth.keys import KeyStore
@@ -42,9 +42,7 @@ class KeyWire(Protocol):
 
     async def api_keys(self) -> Sequence[ApiKey]: ...
 
-    async def put_api_key(self, key: ApiKey) -> None: ...
-
-    async def forgotten_api_keys(self) -> Set[str]: ...
+    async def restore_api_key(self, key: ApiKey) -> bool: ...
 
 
 class KeyKeeper:
@@ -59,10 +57,11 @@ class KeyKeeper:
     async def look(self) -> int:
         """Looks once; how many keys were put back. Raises ``TransportUnavailable``."""
         there = {key.public_id: key for key in await self._wire.api_keys()}
-        forgotten = await self._wire.forgotten_api_keys()
-        seen = self._seen | there
-        self._seen = {name: key for name, key in seen.items() if name not in forgotten}
-        missing = [key for name, key in self._seen.items() if name not in there]
-        for key in missing:
-            await self._wire.put_api_key(key)
-        return len(missing)
+        self._seen |= there
+        restored = 0
+        for key in [key for name, key in self._seen.items() if name not in there]:
+            if await self._wire.restore_api_key(key):
+                restored += 1
+            else:
+                del self._seen[key.public_id]
+        return restored

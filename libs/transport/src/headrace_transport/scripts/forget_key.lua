@@ -14,9 +14,9 @@ if ARGV[2] ~= '' then
   if not ended then return 0 end
 end
 local t = redis.call('TIME')
-redis.call('DEL', KEYS[1])
 redis.call('SREM', KEYS[2], ARGV[1])
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 redis.call('ZADD', KEYS[3], string.format('%.0f', now), ARGV[1])
+redis.call('DEL', KEYS[1])  -- once it is remembered: a key above may be of another type
 redis.call('ZREMRANGEBYRANK', KEYS[3], 0, -1 - tonumber(ARGV[3]))
 return 1

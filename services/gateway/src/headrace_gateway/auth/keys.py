@@ -8,12 +8,12 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal, TypedDict, Unpack, cast, get_args
 
 from headrace_contracts.keys import BANDS, DEFAULT_BAND
 from headrace_kit.clock import Clock
-from headrace_transport.errors import CommandFailed, RecordRejected
+from headrace_transport.errors import RecordRejected
 from headrace_transport.interface import ApiKey, GatewayWire
 
 from headrace_gateway.auth import tokens
@@ -272,26 +272,16 @@ class KeyStore:
         return b"".join(_encode(key) for key in await self.list())
 
     async def load(self, data: bytes) -> int:
-        """Puts exported keys back; says how many. What was revoked since stays revoked, and what
-        was deleted stays away; one that is damaged is replaced, and is revoked now where nobody can
-        tell whether it was. Raises ``ValueError`` before any is put.
+        """Puts exported keys back; says how many. What was revoked since, or is meanwhile, stays
+        revoked, and what was deleted stays away; one that is damaged is replaced, and is revoked now
+        where nobody can tell whether it was. Raises ``ValueError``, for lines that are no exported
+        keys before any is put.
         """
         keys = [_decode(line) for line in data.splitlines() if line.strip()]
-        there = {key.public_id: key for key in await self._wire.api_keys()}
-        forgotten = await self._wire.forgotten_api_keys()
-        welcome = [key for key in keys if key.public_id not in forgotten]
-        for key in welcome:
-            known = there.get(key.public_id)
-            end = await self._end_of(key.public_id) if known is None else known.revoked_ms
-            await self._write(_earlier_end(key, end))
-        return len(welcome)
-
-    async def _end_of(self, public_id: str) -> int | None:
-        """When a key that is not there, or is damaged, was revoked."""
         try:
-            return await self._wire.api_key_end(public_id)
-        except CommandFailed:
-            return self._clock.wall_ms()
+            return sum([await self._wire.restore_api_key(key) for key in keys])
+        except RecordRejected as error:
+            raise ValueError(str(error)) from error
 
     async def _write(self, key: ApiKey) -> None:
         try:
@@ -324,12 +314,6 @@ class KeyStore:
 def ended_before(key: ApiKey, at_ms: int) -> bool:
     """Whether a key was revoked, or had expired, before a time."""
     return any(end is not None and end < at_ms for end in (key.revoked_ms, key.expires_ms))
-
-
-def _earlier_end(key: ApiKey, end_ms: int | None) -> ApiKey:
-    """The key, revoked at its own end or at another one, whichever is earlier."""
-    ends = [each for each in (key.revoked_ms, end_ms) if each is not None]
-    return replace(key, revoked_ms=min(ends, default=None))
 
 
 def _check(key: ApiKey, now_ms: int) -> None:
