@@ -79,6 +79,7 @@ for start in starts:
         launches = rehearsed(start)
         told[way.__name__] = [(one.kernel.__name__, one.specialization) for one in launches]
     print(json.dumps(told))
+print(json.dumps([name for name in ("sympy", "torch._dynamo") if name in sys.modules]))
 """
 
 
@@ -152,7 +153,8 @@ def launches_of(starts: list[Rehearsal]) -> list[tuple[Launches, Launches, Launc
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
+    *told, slow = (json.loads(line) for line in done.stdout.splitlines())
+    assert not slow, "imported, which takes longer than all launches: see executor.cuda_shapes"
     return [
         (
             {(name, kind) for name, kind in one["_warm"]},
@@ -280,6 +282,28 @@ def test_it_ends_by_itself_when_the_start_is_gone(
     assert (ended.si_code, ended.si_status) == (os.CLD_KILLED, signal.SIGKILL)
     assert compiling.result(60) is None
     wait_until(lambda: not alive(group))
+
+
+def test_a_c_compiler_that_fails_is_told_in_words(
+    start: Rehearsal,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("cc", "gcc", "clang"):
+        (tmp_path / name).write_text("#!/bin/sh\necho no space left >&2; exit 3\n")
+        (tmp_path / name).chmod(0o755)
+    for name in [name for name in os.environ if name.startswith("TRITON_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert Compiling(start, 1).result(120) is None
+    said = capfd.readouterr().err
+    assert "Traceback" not in said
+    assert "no space left" in said
+    last = said.splitlines()[-1]
+    # The stand-in for the driver is compiled first; where there is a driver it is Triton's own module.
+    assert last.startswith("compiling kernels: ")
+    assert "failed with exit status 3" in last or "cannot be built" in last
 
 
 def test_nothing_is_begun_where_a_note_says_that_all_is_there(

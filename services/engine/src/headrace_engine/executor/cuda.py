@@ -30,6 +30,7 @@ from torch import Tensor
 from headrace_engine.errors import ModelRejected
 from headrace_engine.executor.base import ExecutorLimits, ModelShape
 from headrace_engine.executor.cuda_ahead import check_card, check_config
+from headrace_engine.executor.cuda_graphs import captured, upload
 from headrace_engine.executor.cuda_memory import (
     GRAPH_BYTES,
     LOADED_BYTES,
@@ -40,6 +41,7 @@ from headrace_engine.executor.cuda_memory import (
 )
 from headrace_engine.executor.cuda_prefill import STEP_TOKENS, PrefillGraphs
 from headrace_engine.executor.cuda_sampling import CLASSES, CudaSampler, StepClass
+from headrace_engine.executor.cuda_shapes import shapes_alone
 from headrace_engine.executor.cuda_sharing import LEAST_ROWS, Sharing
 from headrace_engine.kernels.build import default_cache_dir
 from headrace_engine.kernels.gpu.prefill_attention import tile_tokens
@@ -223,8 +225,6 @@ class CudaExecutor:
             "lower cache_bytes, gpu_memory_utilization, max_batch or batch_tokens",
         ):
             self._allocate(limits)
-            # The largest is a count of each token of the vocabulary, of a row with penalties.
-            keep_pinned(2 * self._weights.config.vocabulary)
         self._stream = torch.cuda.Stream(self._device)
         before = measured(self._device)
         with (
@@ -233,7 +233,11 @@ class CudaExecutor:
             torch.inference_mode(),
         ):
             self._warm()
+            self._stream.synchronize()
+            torch.cuda.empty_cache()
             self._capture()
+            # The largest is a count of each token of the vocabulary, of a row with penalties.
+            keep_pinned(2 * self._weights.config.vocabulary)
         self._stream.synchronize()
         log.info("kernels.ready", found=counts.found, compiled=counts.compiled)
         total, used, own = measured(self._device)
@@ -369,11 +373,18 @@ class CudaExecutor:
             self._decode_step(self._inbox, size, step, shared=shared)
 
     def _decode_step(
-        self, inbox: Tensor, size: int, step: StepClass, *, shared: bool = False
+        self,
+        inbox: Tensor,
+        size: int,
+        step: StepClass,
+        *,
+        shared: bool = False,
+        layers: int | None = None,
     ) -> None:
         message = self._decode_message
         self._prepare(message, inbox, rows=size, longest=1, updates=message.updates)
-        logits = self._decoder.decode(size, self._sharing.rows(size) if shared else None)
+        beginnings = self._sharing.rows(size) if shared else None
+        logits = self._decoder.decode(size, beginnings, layers=layers)
         samples = inbox[message.samples : message.samples + size]
         self._sampler.choose(
             logits, step, self._decoder.every_row[:size], self._decoder.columns.slots, samples
@@ -534,10 +545,14 @@ class CudaExecutor:
 
     def _warm(self) -> None:
         """Runs every kernel once in every shape class, so that nothing is compiled later: first all
-        that ``_capture`` captures, then what runs beside it."""
-        for rows, step, shared in self._captured_steps():
-            self._decode_step(self._inbox, rows, step, shared=shared)
+        that ``_capture`` captures, then what runs beside it.
+
+        One layer does, as all of them are of the same shapes. What takes longest to compile is among
+        what comes first: see ``cuda_ahead``.
+        """
         self._prefills.warm()
+        for rows, step, shared in self._captured_steps():
+            self._decode_step(self._inbox, rows, step, shared=shared, layers=1)
         self._decoder.warm_up()
         steps = [self._rows_of(size) for size in PREFILL_SIZES]
         # Two tokens of one row fit in any start's step, also where one row cannot have a size's tokens.
@@ -556,8 +571,8 @@ class CudaExecutor:
         """Launches everything once that a start would, on torch's "meta" device: nothing is computed,
         and whoever notes the launches knows what a start compiles. See ``cuda_ahead``."""
         assert self._device.type == "meta", "rehearsed with the weights' shapes alone"
-        self._allocate(limits)
-        with torch.inference_mode():
+        with torch.inference_mode(), shapes_alone():
+            self._allocate(limits)
             self._warm()
 
     def _rows_of(self, tokens: int) -> list[int]:
@@ -572,13 +587,13 @@ class CudaExecutor:
 
     def _captured_steps(self) -> list[tuple[int, StepClass, bool]]:
         """Rows, class, and whether a common beginning is read once; of all decode steps."""
-        plain = [(rows, step, False) for rows in self._ladder for step in CLASSES]
-        return plain + [
+        shared = [
             (rows, step, True)
             for rows in self._ladder
             for step in _SHARED_CLASSES
             if rows >= LEAST_ROWS
         ]
+        return shared + [(rows, step, False) for rows in self._ladder for step in CLASSES]
 
     def _run_largest(self) -> None:
         """A step of as many tokens as may come, in the fewest rows, and one of as many rows."""
@@ -610,11 +625,11 @@ class CudaExecutor:
     def _capture(self) -> None:
         pool = torch.cuda.graph_pool_handle()
         for rows, step, shared in sorted(self._captured_steps(), reverse=True):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+            with captured(pool) as graph:
                 self._decode_step(self._inbox, rows, step, shared=shared)
             self._graphs[rows, step, shared] = graph
-        self._prefills.capture(self._stream, pool)
+        self._prefills.capture(pool)
+        upload([*self._graphs.values(), *self._prefills.graphs.values()], self._stream)
 
 
 def _why_no_device() -> str:

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -115,35 +115,41 @@ class Compiled(NamedTuple):
 
 def rehearsed(rehearsal: Rehearsal) -> list[Wanted]:
     """The launches of a start on the card that this process pretends to have."""
+    run = _ready_to_rehearse(rehearsal)
+    from headrace_engine.kernels.gpu.ahead import noted
+
+    return noted(run)
+
+
+def _ready_to_rehearse(rehearsal: Rehearsal) -> Callable[[], None]:
+    """Imports all that it takes; what comes back launches what a start would."""
     import torch
 
     from headrace_engine.executor.cuda import CudaExecutor
-    from headrace_engine.kernels.gpu.ahead import noted
     from headrace_engine.kernels.gpu.store import keep_kernels
     from headrace_engine.model.cuda_weights import described_weights
 
     keep_kernels(Path(rehearsal.folder))
     config = rehearsal.config()
     limits = rehearsal.limits(config.context_tokens)
-    weights = described_weights(config, torch.bfloat16, limits.sequence_tokens)
-    executor = CudaExecutor(weights)
-    return noted(lambda: executor.rehearse(limits))
+    executor = CudaExecutor(described_weights(config, torch.bfloat16, limits.sequence_tokens))
+    return lambda: executor.rehearse(limits)
 
 
 def compile_kernels(rehearsal: Rehearsal, jobs: int) -> Compiled:
     """Compiles what is not there yet. Only in a process that does nothing else, once.
 
-    Raises ModelRejected for a model that the executor does not run.
+    Raises ModelRejected for a model that the executor does not run, or where there is no C compiler.
     """
     pretend(rehearsal.card)
     from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
 
-    from headrace_engine.kernels.gpu.ahead import compile_all
+    from headrace_engine.kernels.gpu.ahead import compile_launches
     from headrace_engine.kernels.gpu.store import kernel_folder
 
     # What lies between source and binary is four times the binary, and nobody reads it.
     knobs.compilation.store_binary_only = True
-    found, compiled = compile_all(rehearsed(rehearsal), jobs)
+    found, compiled = compile_launches(_ready_to_rehearse(rehearsal), jobs)
     folder = kernel_folder()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / rehearsal.note()).touch()
@@ -270,7 +276,7 @@ def main(argv: Sequence[str]) -> int:
     threading.Thread(target=_end_with_our_starter, daemon=True).start()
     try:
         done = compile_kernels(Rehearsal.parse(argv[1]), jobs=int(argv[0]))
-    except (ModuleNotFoundError, RuntimeError, OSError) as error:
+    except (ModelRejected, ModuleNotFoundError, RuntimeError, OSError) as error:
         print(f"compiling kernels: {error}", file=sys.stderr)  # noqa: T201 - for whoever started us
         return 1
     print(json.dumps(done))  # noqa: T201 - the answer

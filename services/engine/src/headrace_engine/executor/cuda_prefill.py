@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace_engine.executor.cuda_graphs import captured
 from headrace_engine.kernels.gpu.prepare import aligned
 from headrace_engine.model.cuda_decoder import (
     LEAST_SINGLES,
@@ -105,11 +106,10 @@ class PrefillGraphs:
         for kind in self.kinds:
             self._run(kind, layers=1)
 
-    def capture(self, stream: torch.cuda.Stream, pool: torch.cuda._POOL_HANDLE) -> None:  # pyright: ignore[reportPrivateUsage]
+    def capture(self, pool: torch.cuda._POOL_HANDLE) -> None:  # pyright: ignore[reportPrivateUsage]
         """Captures every kind, after ``warm``."""
         for kind in reversed(self.kinds):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
+            with captured(pool) as graph:
                 self._run(kind)
             self.graphs[kind] = graph
 

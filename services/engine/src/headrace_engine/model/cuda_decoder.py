@@ -175,11 +175,14 @@ class CudaDecoder:
             self._product(self._attended[:size], layer.attention_output, delta, residual)
             self._mlp(layer, self._normed[:size], delta, residual)
 
-    def decode(self, rows: int, shared: SharedRows | None = None) -> Tensor:
-        """Runs one token of each of ``rows`` rows. Returns logits ``float32[rows, vocabulary]``."""
+    def decode(
+        self, rows: int, shared: SharedRows | None = None, *, layers: int | None = None
+    ) -> Tensor:
+        """Runs one token of each of ``rows`` rows; ``layers`` as for ``run``. Returns logits
+        ``float32[rows, vocabulary]``."""
         queries = self.every_row[:rows]
-        hidden = self.run(rows, MixedBatch(singles=queries, tiles=None, fresh=(), shared=shared))
-        return self._project(hidden)
+        batch = MixedBatch(singles=queries, tiles=None, fresh=(), shared=shared)
+        return self._project(self.run(rows, batch, layers=layers))
 
     def normed(self, count: int) -> Tensor:
         """Where ``run`` leaves its result."""

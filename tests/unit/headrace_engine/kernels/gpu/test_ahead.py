@@ -26,7 +26,7 @@ from headrace_engine.kernels.gpu.card import Card, pretend
 
 pretend(Card(9, 0, 132))
 import torch
-from headrace_engine.kernels.gpu.ahead import compile_all, noted
+from headrace_engine.kernels.gpu.ahead import compile_launches, noted
 from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, OPTIONS
 from headrace_engine.kernels.gpu.store import counts, keep_kernels
 from headrace_engine.kernels.gpu.swiglu import _BLOCK, _swiglu, swiglu
@@ -43,7 +43,7 @@ def run():
     swiglu(tensor(3, 1024, first=1), tensor(3, 512))  # not aligned: another kernel
 
 wanted = noted(run)
-first, second = compile_all(wanted, 2), compile_all(wanted, 2)
+first, second = compile_launches(run, 2), compile_launches(run, 2)
 before = counts.found, counts.compiled
 # Triton's own way from a launch to a kernel, without the launch.
 _swiglu.warmup(

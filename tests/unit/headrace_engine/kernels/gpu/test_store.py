@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+from headrace_engine.errors import ModelRejected
 from headrace_engine.kernels.gpu import card
-from headrace_engine.kernels.gpu.store import KernelStore, counts, keep_kernels
+from headrace_engine.kernels.gpu.store import KernelStore, counts, keep_kernels, kernel_folder
 from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
 
 pytestmark = pytest.mark.torch
@@ -47,6 +49,32 @@ def test_the_environment_says_where_kernels_are_kept(
     monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")
     keep_kernels(tmp_path)
     assert knobs.cache.dir == "elsewhere"
+
+
+def test_a_start_with_a_folder_of_its_own_keeps_kernels_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another start came before it in the same process."""
+    monkeypatch.setattr(knobs, "propagate_env", True)  # as it is outside tests
+    for name in ("first", "second"):
+        keep_kernels(tmp_path / name)
+        assert kernel_folder() == tmp_path / name
+    assert "TRITON_CACHE_DIR" not in os.environ, "what is there is the user's"
+    assert knobs.propagate_env
+
+
+def test_a_module_that_cannot_be_built_is_told_in_words(
+    own_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "main.c"
+    source.write_text("int main;")
+    monkeypatch.setenv("CC", "/bin/false")
+    build = knobs.build.impl
+    assert build is not None
+    with pytest.raises(ModelRejected, match=r"module launcher.*/bin/false.*takes a C compiler"):
+        build("launcher", str(source), str(tmp_path), [], [], [])
+    assert not list(own_folder.rglob("*.so"))
+    assert knobs.build.impl is not None, "the next one is looked up as well"
 
 
 def test_what_was_compiled_is_found_where_its_folder_was_moved(

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from triton import knobs
 from triton.runtime import build
 from triton.runtime.cache import FileCacheManager
 
+from headrace_engine.errors import ModelRejected
 from headrace_engine.kernels.gpu import card
 
 
@@ -36,14 +38,20 @@ counts: Final = Counts()
 
 
 def keep_kernels(folder: Path) -> None:
-    """Compiled kernels are kept in ``folder``, unless TRITON_CACHE_DIR says where.
+    """Compiled kernels are kept in ``folder`` from here on, unless TRITON_CACHE_DIR says where.
 
     TRITON_CACHE_MANAGER wins over the way they are looked up.
     """
-    if not os.environ.get("TRITON_CACHE_DIR"):
-        knobs.cache.dir = str(folder)
-    if not os.environ.get("TRITON_CACHE_MANAGER"):
-        knobs.cache.manager_class = KernelStore
+    # Triton would write its settings into the environment, where the next start in this process, which
+    # may have a folder of its own, would take them for the user's.
+    propagates, knobs.propagate_env = knobs.propagate_env, False
+    try:
+        if not os.environ.get("TRITON_CACHE_DIR"):
+            knobs.cache.dir = str(folder)
+        if not os.environ.get("TRITON_CACHE_MANAGER"):
+            knobs.cache.manager_class = KernelStore
+    finally:
+        knobs.propagate_env = propagates
     if knobs.build.impl is None:
         knobs.build.impl = _build_module
     knobs.compilation.listener = _count
@@ -71,7 +79,8 @@ def _build_module(
     """Builds a module in C as Triton does, unless it is there; returns its path.
 
     Triton's own name for one depends on where the driver lies and on whether the program ``file`` is
-    installed, so that it would not be found on another machine.
+    installed, so that it would not be found on another machine. Raises ModelRejected where it cannot be
+    built.
     """
     file = module_file(name, Path(src).read_bytes())
     for folder in (card.PREBUILT, kernel_folder()):
@@ -80,6 +89,11 @@ def _build_module(
     knobs.build.impl = None
     try:
         built = build._build(name, src, srcdir, library_dirs, include_dirs, libraries, [])  # pyright: ignore[reportPrivateUsage]
+    except (subprocess.CalledProcessError, RuntimeError, OSError) as error:
+        raise ModelRejected(
+            f"Triton's module {name}, by which kernels are launched, cannot be built: {error}; "
+            "it takes a C compiler and Python's headers, or a folder of kernels compiled elsewhere"
+        ) from error
     finally:
         knobs.build.impl = _build_module
     kept = kernel_folder() / file
