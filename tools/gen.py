@@ -39,7 +39,7 @@ SOURCES = (
     "one section for each service), which beats the default. An empty value means the default. An\n"
     "unknown name is an error. Lists are JSON or separated by commas; true and false may also be\n"
     "written yes, no, on, off, 1, 0. Secrets come from their variable or from a mounted file, and\n"
-    "are neither flags nor keys of the file.\n\n"
+    "are neither flags nor keys of the file. A change takes effect at the next start.\n\n"
 )
 
 

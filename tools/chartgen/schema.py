@@ -231,7 +231,7 @@ def _settings(
     for name, schema in cast(Schema, made["properties"]).items():
         if name in without or (only and name not in only):
             continue
-        for noise in ("title", "reload", "unit", "default"):
+        for noise in ("title", "unit", "default"):
             schema.pop(noise, None)
         schema["description"] = " ".join(schema.get("description", "").split())
         properties[name] = schema

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from headrace_gateway.settings import GatewaySecrets, GatewaySettings
 from headrace_kit.errors import SettingsError
@@ -29,6 +31,36 @@ def test_values_out_of_bounds_are_refused(name: str, value: object) -> None:
 def test_lists_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_GATEWAY_CORS_ORIGINS", "https://a.example,https://b.example")
     assert load(GatewaySettings).cors_origins == ("https://a.example", "https://b.example")
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("*", "null", "http://localhost:3000", "https://ui.example:8443", "http://[::1]:8080"),
+        *("http://a.example:443", "https://xn--bcher-kva.example", "chrome-extension://abcdef"),
+    ],
+)
+def test_origins_as_browsers_write_them_are_taken(origin: str) -> None:
+    assert GatewaySettings(cors_origins=(origin,)).cors_origins == (origin,)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("ui.example", "https://ui.example/", "https://ui.example/app", "https://UI.example"),
+        *("https://*.example", "https://ui.example:443", "http://ui.example:80", "https://"),
+        *("https://b\u00fccher.example", "https://user@ui.example", "https://ui.example:", " *"),
+        "https://ui.example\n",
+    ],
+)
+def test_an_origin_that_no_browser_sends_is_refused_in_words(
+    origin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValidationError, match="no browser sends the origin"):
+        GatewaySettings(cors_origins=("https://a.example", origin))
+    monkeypatch.setenv("HEADRACE_GATEWAY_CORS_ORIGINS", json.dumps([origin]))
+    with pytest.raises(SettingsError, match=r"CORS_ORIGINS: no browser sends the origin"):
+        load(GatewaySettings)
 
 
 def test_a_misspelt_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

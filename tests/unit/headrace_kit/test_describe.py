@@ -30,7 +30,7 @@ class Shade(StrEnum):
 class PaperSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
     """Settings to be described."""
 
-    tokens: int = setting(16, ge=1, le=1024, unit="tokens", reload="live")
+    tokens: int = setting(16, ge=1, le=1024, unit="tokens")
     """Tokens of one block.
     On two lines."""
     mode: Literal["a", "b"] = setting("a")
@@ -58,15 +58,10 @@ class PaperSecrets(Secrets, env_prefix="HEADRACE_ENGINE_"):
     """Password of the server."""
 
 
-def test_description_carries_type_default_bounds_unit_and_reload() -> None:
+def test_description_carries_type_default_bounds_and_unit() -> None:
     found = {info.name: info for info in describe(PaperSettings)}
     tokens = found["tokens"]
-    assert (tokens.type, tokens.bounds, tokens.unit, tokens.reload) == (
-        "integer",
-        "≥ 1, ≤ 1024",
-        "tokens",
-        "live",
-    )
+    assert (tokens.type, tokens.bounds, tokens.unit) == ("integer", "≥ 1, ≤ 1024", "tokens")
     assert tokens.variable == "HEADRACE_ENGINE_TOKENS"
     assert tokens.flag == "--tokens"
     assert tokens.meaning == "Tokens of one block. On two lines."
@@ -89,7 +84,6 @@ def test_table_has_a_row_for_every_setting_and_secret() -> None:
         assert f"| `{info.name}` |" in table
     assert "Mode \\| with a bar." in table
     assert "`HEADRACE_ENGINE_PAPER_PASSWORD_FILE`" in table
-    assert "| at once |" in table
     assert "| path, or nothing |" in table
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, cast, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from headrace_kit.metrics import Declaration
-from headrace_kit.settings import Reload, Secrets, Settings, flag_of, variable_of
+from headrace_kit.settings import Secrets, Settings, flag_of, variable_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,6 @@ class SettingInfo:
     unit: str
     variable: str
     flag: str
-    reload: Reload
     meaning: str
     """Its docstring on one line."""
 
@@ -62,7 +61,6 @@ def describe(cls: type[Settings]) -> list[SettingInfo]:
                 unit=str(extra.get("unit", "")),
                 variable=variable_of(cls, name),
                 flag=flag_of(name),
-                reload=extra.get("reload", "restart"),
                 meaning=" ".join((info.description or "").split()),
             )
         )
@@ -72,13 +70,12 @@ def describe(cls: type[Settings]) -> list[SettingInfo]:
 def settings_markdown(cls: type[Settings], secrets: type[Secrets]) -> str:
     """A table of the settings, and one of the secrets' variables."""
     lines = [
-        f"| `{cls.section}.` | Default | Unit | Values | Variable, flag | Takes effect | Meaning |",
-        "|---|---|---|---|---|---|---|",
+        f"| `{cls.section}.` | Default | Unit | Values | Variable, flag | Meaning |",
+        "|---|---|---|---|---|---|",
     ]
     for info in describe(cls):
         empty = "or nothing" if info.optional else ""
         values = ", ".join(part for part in (info.type, info.bounds, empty) if part)
-        effect = "at once" if info.reload == "live" else "restart"
         lines.append(
             _row(
                 f"`{info.name}`",
@@ -86,7 +83,6 @@ def settings_markdown(cls: type[Settings], secrets: type[Secrets]) -> str:
                 info.unit,
                 values,
                 f"`{info.variable}` `{info.flag}`",
-                effect,
                 info.meaning,
             )
         )

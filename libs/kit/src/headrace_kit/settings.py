@@ -27,7 +27,6 @@ CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG_FILE"
 FILE_SECTIONS = frozenset({"engine", "gateway"})
 """Top-level keys of the file. One file may serve every service; a typo must not be skipped."""
 
-Reload = Literal["restart", "live"]
 Origin = Literal["flag", "environment", "file", "default"]
 
 # What Kubernetes injects for a Service whose name begins like our prefix.
@@ -43,7 +42,6 @@ def setting(
     default: T,
     *,
     unit: str | None = None,
-    reload: Reload = "restart",
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
@@ -54,12 +52,8 @@ def setting(
 ) -> T:
     """Declares one setting; its docstring stands below it.
 
-    ``unit`` is what one of it is ("tokens", "s", "bytes"). ``reload`` says whether a running
-    process takes a new value ("live") or has to be restarted. The rest are bounds.
+    ``unit`` is what one of it is ("tokens", "s", "bytes"). The rest are bounds.
     """
-    extra: dict[str, Any] = {"reload": reload}
-    if unit is not None:
-        extra["unit"] = unit
     return Field(
         default=default,
         ge=ge,
@@ -69,7 +63,7 @@ def setting(
         min_length=min_length,
         max_length=max_length,
         pattern=pattern,
-        json_schema_extra=extra,
+        json_schema_extra=None if unit is None else {"unit": unit},
     )
 
 
@@ -279,7 +273,8 @@ def _validate(cls: type[M], values: Mapping[str, object], places: Mapping[str, s
             where = str(found["loc"][0]) if found["loc"] else ""
             place = places.get(where, where or cls.__name__)
             shown = f" (got {found['input']!r})" if _may_be_shown(cls, where, found) else ""
-            problems.append(f"{place}: {found['msg'][:1].lower()}{found['msg'][1:]}{shown}")
+            message = found["msg"].removeprefix("Value error, ")  # of a check of ours
+            problems.append(f"{place}: {message[:1].lower()}{message[1:]}{shown}")
         raise SettingsError(problems) from None
 
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from headrace_kit.log import Format, Level
 from headrace_kit.settings import Secrets, Settings, setting
-from pydantic import SecretStr
+from pydantic import SecretStr, field_validator
+
+_ORIGIN: Final = re.compile(
+    r"null|\*|(?!http://[^/]*:80$|https://[^/]*:443$)"
+    r"[a-z][a-z0-9+.-]*://(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::[1-9]\d{0,4})?"
+)
+"""As browsers write it: a port only where it is not the scheme's own."""
 
 
 class GatewaySettings(Settings, env_prefix="HEADRACE_GATEWAY_"):
@@ -49,7 +58,8 @@ class GatewaySettings(Settings, env_prefix="HEADRACE_GATEWAY_"):
     body_timeout_s: float = setting(30.0, gt=0, le=3600, unit="seconds")
     """Longest time a client may take to send its body."""
     cors_origins: tuple[str, ...] = setting(())
-    """Origins whose pages may call the API; empty: none."""
+    """Origins whose pages may call the API, as browsers write them, `https://ui.example:8443`; `*`:
+    any; empty: none."""
     metrics_need_key: bool = setting(False)
     """Whether /metrics asks for a key. It carries no prompt and no key either way."""
     strict_fields: bool = setting(False)
@@ -115,6 +125,18 @@ class GatewaySettings(Settings, env_prefix="HEADRACE_GATEWAY_"):
     trace_ratio: float = setting(1.0, ge=0, le=1)
     """Share of the calls that come without a trace which are recorded as one. A caller's own
     decision comes first. 0 records none at all."""
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"no browser sends the origin {origin!r}: it is scheme and host in small letters, "
+                    "a port where it is not the usual one, and nothing more, as in "
+                    "https://ui.example:8443"
+                )
+        return origins
 
 
 class GatewaySecrets(Secrets, env_prefix="HEADRACE_GATEWAY_"):

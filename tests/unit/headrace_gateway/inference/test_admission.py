@@ -35,7 +35,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("presence_penalty", [-2, 0, 2], [-2.1, 2.1, 9, NAN]),
     ("frequency_penalty", [-2, 0, 2], [-2.1, 2.1, NAN]),
     ("repetition_penalty", [0.1, 1, 2], [0, -1, 2.1, NAN]),
-    ("max_tokens", [1, 10**12], [0, -1]),
+    ("max_tokens", [1, 10**12], [0, -1, 2**63, 10**4000]),
     ("min_tokens", [0, CONTEXT], [-1, CONTEXT + 1]),
     ("logprobs", [0, 20], [-1, 21, 2 * 10**9]),
     ("logit_bias", [{0: -100}, {VOCABULARY - 1: 100}], [{VOCABULARY: 5}, {-3: 5}, {7: 1000}]),
@@ -122,7 +122,7 @@ def test_every_call_has_a_seed_and_the_callers_is_kept() -> None:
 def test_prompt_and_output_fit_exactly_when_their_sum_is_at_most_the_context(
     prompt: int, output: int
 ) -> None:
-    sampling = planned(max_tokens=output)
+    sampling = SamplingCall(max_tokens=output)
     if prompt + output <= CONTEXT:
         assert fit([7] * prompt, sampling, toy_card(), cap=None, param="prompt") == output
         return
@@ -133,17 +133,27 @@ def test_prompt_and_output_fit_exactly_when_their_sum_is_at_most_the_context(
     assert caught.value.param == "prompt"
 
 
+@pytest.mark.parametrize("sent", [2**31, 4 * 10**9, 2**63 - 1])
+def test_too_many_tokens_are_told_as_they_were_sent(sent: int) -> None:
+    sampling = SamplingCall(max_tokens=sent)
+    planned(max_tokens=sent)
+    with pytest.raises(ContextLengthExceeded, match=f" 2 in the prompt and {sent} for the output"):
+        fit([7] * 2, sampling, toy_card(), cap=None, param="prompt")
+    with pytest.raises(InvalidRequest, match=f"at most 5 here, not {sent}"):
+        fit([7] * 2, sampling, toy_card(), cap=5, param="prompt")
+
+
 def test_open_output_takes_what_the_context_or_the_operator_leaves() -> None:
-    sampling = planned(max_tokens=None)
+    sampling = SamplingCall(max_tokens=None)
     assert fit([7] * 100, sampling, toy_card(), cap=None, param="prompt") == CONTEXT - 100
     assert fit([7] * 100, sampling, toy_card(), cap=5, param="prompt") == 5
     with pytest.raises(InvalidRequest) as caught:
-        fit([7], planned(max_tokens=6), toy_card(), cap=5, param="prompt")
+        fit([7], SamplingCall(max_tokens=6), toy_card(), cap=5, param="prompt")
     assert caught.value.param == "max_tokens"
 
 
 def test_min_tokens_have_to_fit_too() -> None:
-    sampling = planned(max_tokens=None, min_tokens=30)
+    sampling = SamplingCall(max_tokens=None, min_tokens=30)
     assert fit([7] * (CONTEXT - 30), sampling, toy_card(), cap=None, param="prompt") == 30
     with pytest.raises(ContextLengthExceeded):
         fit([7] * (CONTEXT - 29), sampling, toy_card(), cap=None, param="prompt")
@@ -151,23 +161,24 @@ def test_min_tokens_have_to_fit_too() -> None:
 
 def test_a_prompt_that_can_never_fit_the_pool_is_refused_with_both_numbers() -> None:
     card = toy_card(pool_tokens=40)
-    fit([7] * 39, planned(max_tokens=1), card, cap=None, param="prompt")
+    fit([7] * 39, SamplingCall(max_tokens=1), card, cap=None, param="prompt")
     with pytest.raises(PromptNeverFits) as caught:
-        fit([7] * 40, planned(max_tokens=1), card, cap=None, param="prompt")
+        fit([7] * 40, SamplingCall(max_tokens=1), card, cap=None, param="prompt")
     assert "has 40 tokens" in caught.value.message
     assert "holds 40" in caught.value.message
 
 
 def test_an_answer_may_be_longer_than_the_pool_it_ends_in() -> None:
     assert (
-        fit([7] * 30, planned(max_tokens=20), toy_card(pool_tokens=40), cap=None, param="p") == 20
+        fit([7] * 30, SamplingCall(max_tokens=20), toy_card(pool_tokens=40), cap=None, param="p")
+        == 20
     )
 
 
 @pytest.mark.parametrize("prompt", [[], [-1], [VOCABULARY], [1, 10**12], [1, 10**5000]])
 def test_prompts_without_tokens_or_with_unknown_ones_are_refused(prompt: list[int]) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        fit(prompt, planned(), toy_card(), cap=None, param="prompt")
+        fit(prompt, SamplingCall(), toy_card(), cap=None, param="prompt")
     assert caught.value.param == "prompt"
 
 

@@ -27,6 +27,8 @@ MAX_STOPS: Final = 4
 MAX_STOP_CHARS: Final = 1024
 """Longest stop string: text is held back for as long as it might begin one."""
 MAX_SALT_BYTES: Final = 256
+MAX_MAX_TOKENS: Final = 2**63 - 1
+"""More is no number of tokens; what is too much for the model is told with the numbers."""
 GREEDY_BELOW: Final = 1e-3
 """Temperatures below it are greedy: two logits 0.01 apart would differ e^10-fold, and dividing by
 less leaves float32's range."""
@@ -37,7 +39,7 @@ RETRY_MAX_S: Final = 120
 
 
 def plan_sampling(call: Call, card: ModelCard) -> Sampling:
-    """The wire's sampling fields, all of them filled; ``max_new_tokens`` 0 when still open.
+    """The wire's sampling fields, filled but for ``max_new_tokens``, which ``fit`` tells.
 
     Raises ``InvalidRequest`` that names the parameter.
     """
@@ -52,6 +54,7 @@ def plan_sampling(call: Call, card: ModelCard) -> Sampling:
     if asked.max_tokens is not None:
         if asked.max_tokens < 1:
             raise InvalidRequest("max_tokens must be at least 1.", param="max_tokens")
+        _check_int("max_tokens", asked.max_tokens, 1, MAX_MAX_TOKENS)
         if min_tokens > asked.max_tokens:
             raise InvalidRequest(
                 f"min_tokens ({min_tokens}) is above max_tokens ({asked.max_tokens}).",
@@ -59,7 +62,6 @@ def plan_sampling(call: Call, card: ModelCard) -> Sampling:
             )
     bias = _bias(asked.logit_bias, card.vocabulary)
     planned = Sampling(
-        max_new_tokens=0 if asked.max_tokens is None else min(asked.max_tokens, 2**31 - 1),
         min_new_tokens=min_tokens,
         temperature=_temperature(asked, card),
         top_k=_top_k(asked, card),
@@ -122,11 +124,12 @@ def check_salt(salt: bytes) -> None:
 
 
 def fit(
-    prompt: Sequence[int], planned: Sampling, card: ModelCard, *, cap: int | None, param: str
+    prompt: Sequence[int], asked: SamplingCall, card: ModelCard, *, cap: int | None, param: str
 ) -> int:
     """Tokens that a prompt may generate: what was asked for, else what the context leaves.
 
-    ``cap`` is the operator's bound. ``param`` names the prompt in errors.
+    ``asked`` has been through ``plan_sampling``. ``cap`` is the operator's bound. ``param`` names
+    the prompt in errors.
     """
     if not prompt:
         raise InvalidRequest("The prompt is empty: it has no tokens.", param=param)
@@ -137,20 +140,21 @@ def fit(
                 param=param,
             )
     length = len(prompt)
-    asked = planned.max_new_tokens
-    if cap is not None and asked > cap:
-        raise InvalidRequest(f"max_tokens is at most {cap} here, not {asked}.", param="max_tokens")
-    if length + max(asked, planned.min_new_tokens, 1) > card.context_tokens:
+    most = _or(asked.max_tokens, 0)
+    if cap is not None and most > cap:
+        raise InvalidRequest(f"max_tokens is at most {cap} here, not {most}.", param="max_tokens")
+    output = max(most, _or(asked.min_tokens, 0), 1)
+    if length + output > card.context_tokens:
         raise ContextLengthExceeded(
             prompt_tokens=length,
-            output_tokens=max(asked, planned.min_new_tokens, 1),
+            output_tokens=output,
             limit_tokens=card.context_tokens,
             param=param,
         )
     if card.pool_tokens and length + 1 > card.pool_tokens:  # what outgrows it later ends as length
         raise PromptNeverFits(prompt_tokens=length, pool_tokens=card.pool_tokens, param=param)
     room = card.context_tokens - length
-    return asked or (room if cap is None else min(room, cap))
+    return most or (room if cap is None else min(room, cap))
 
 
 class DrainRate:

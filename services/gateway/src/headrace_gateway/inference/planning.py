@@ -185,7 +185,7 @@ class Planner:
         for record_id, prompt in zip(
             record_ids(call.request_id, len(prompts)), prompts, strict=True
         ):
-            room = admission.fit(prompt, sampling, card, cap=cap, param=prompt_param(call))
+            room = admission.fit(prompt, call.sampling, card, cap=cap, param=prompt_param(call))
             record = RequestRecord(
                 version=WIRE_VERSION,
                 id=record_id,
