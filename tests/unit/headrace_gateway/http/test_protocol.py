@@ -7,11 +7,63 @@ import json
 import socket
 
 import pytest
+import uvicorn
 from headrace_gateway.http import protocol
-from support.fake_inference import KEY
-from support.http_edge import Wire
+from support.fake_inference import KEY, MODEL, Step, hello, words
+from support.http_edge import Edge, Wire
+from support.waiting import PATIENCE_S, eventually
+from uvicorn.server import ServerState
 
 MODELS = f"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
+UNKEYED = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+def completion(*, stream: bool) -> bytes:
+    body = json.dumps({"model": MODEL, "prompt": "x", "stream": stream}).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+class Line(asyncio.Transport):
+    """A transport whose other end the test is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said = b""
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.said += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+def on_line(edge: Edge) -> tuple[Line, protocol.EdgeProtocol]:
+    config = uvicorn.Config(edge.build(), log_config=None, access_log=False, lifespan="off")
+    line, spoken = Line(), protocol.EdgeProtocol(config, ServerState(), {})
+    spoken.connection_made(line)
+    return line, spoken
+
+
+def pour(line: Line, spoken: protocol.EdgeProtocol, piece: bytes) -> None:
+    """Gives ``piece`` again and again, until that is too much."""
+    poured = 0
+    while not line.closed:
+        assert poured <= protocol.MAX_HELD_BYTES
+        spoken.data_received(piece)
+        poured += len(piece)
+    spoken.connection_lost(None)
 
 
 @pytest.mark.parametrize(
@@ -74,3 +126,88 @@ async def test_a_whole_head_stops_the_clock(
     await wire.send(MODELS)
     assert (await wire.answer())[0] == 200
     await wire.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "piece"),
+    [
+        (b"GET / HTTP/1.1\r\nX: ", b"a" * 1_000),
+        (b"GET /", b"a" * 1_000),
+        (b"GET / HTTP/1.1\r\n", b"X: y\r\n" * 100),
+    ],
+    ids=["a-value", "a-path", "many"],
+)
+async def test_a_head_without_end_is_431(edge: Edge, before: bytes, piece: bytes) -> None:
+    line, spoken = on_line(edge)
+    spoken.data_received(before)
+    pour(line, spoken, piece)
+    head, _, body = line.said.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431 ")
+    assert json.loads(body)["error"]["message"]
+
+
+async def test_trailers_without_end_are_431(edge: Edge) -> None:
+    line, spoken = on_line(edge)
+    spoken.data_received(UNKEYED + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n")
+    await eventually(lambda: b"invalid_api_key" in line.said)
+    pour(line, spoken, b"X: y\r\n" * 100)
+    assert b"HTTP/1.1 431 " in line.said
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_leaves_is_seen_also_with_a_request_behind(
+    edge: Edge, address: tuple[str, int], stream: bool
+) -> None:
+    edge.service.script = lambda _call: [asyncio.Event()]
+    wire = Wire(*await asyncio.open_connection(*address))
+    await wire.send(completion(stream=stream) + MODELS)
+    await edge.service.began.wait()
+    await wire.close()
+    async with asyncio.timeout(PATIENCE_S):
+        await edge.service.started[0].gone.wait()
+
+
+async def test_requests_behind_one_are_answered_in_turn(edge: Edge, wire: Wire) -> None:
+    first = asyncio.Event()
+    edge.service.script = lambda call: [first, *hello(call)]
+    await wire.send(completion(stream=False) + MODELS * (2 * protocol.MAX_PIPELINED))
+    await edge.service.began.wait()
+    first.set()
+    assert b"text_completion" in (await wire.answer())[2]
+    for _ in range(2 * protocol.MAX_PIPELINED):
+        assert MODEL.encode() in (await wire.answer())[2]
+
+
+async def test_no_words_of_ours_stand_in_the_middle_of_an_answer(edge: Edge, wire: Wire) -> None:
+    script: list[Step] = [*words("Hel", "lo")[:1], asyncio.Event()]
+    edge.service.script = lambda _call: script
+    await wire.send(completion(stream=True))
+    assert (await wire.head())[0] == 200
+    assert b"Hel" in await wire.chunk()
+    await wire.send(b"\0\r\n")
+    async with asyncio.timeout(PATIENCE_S):
+        assert await wire.reader.read() == b""
+        await edge.service.started[0].gone.wait()
+
+
+async def test_a_head_that_does_not_come_ends_no_answer(
+    monkeypatch: pytest.MonkeyPatch, edge: Edge, wire: Wire
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_WITHIN_S", 0.05)
+    edge.service.script = lambda call: [0.3, *hello(call)]
+    await wire.send(completion(stream=False) + MODELS[:-3])
+    assert (await wire.answer())[0] == 200
+    assert (await wire.answer())[0] == 408
+
+
+async def test_the_rest_of_a_body_that_nobody_reads_may_come_late_but_not_never(
+    monkeypatch: pytest.MonkeyPatch, wire: Wire
+) -> None:
+    await wire.send(UNKEYED + b"Content-Length: 4\r\n\r\nab")
+    assert (await wire.answer())[0] == 401
+    await wire.send(b"cd" + MODELS)
+    assert (await wire.answer())[0] == 200
+    monkeypatch.setattr(protocol, "HEAD_WITHIN_S", 0.05)
+    await wire.send(UNKEYED + b"Content-Length: 4\r\n\r\nab")
+    assert (await wire.answer())[0] == 401
+    assert (await wire.answer())[0] == 408

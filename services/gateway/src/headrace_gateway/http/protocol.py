@@ -1,4 +1,7 @@
-"""Connections: what is no HTTP gets our error form, and nobody may dawdle over a request's head."""
+"""Connections: what is no HTTP gets our error form; a request's head comes soon, and is bounded.
+
+Neither needs a key, so neither may cost a gateway its memory or its other clients' time.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,27 @@ from collections.abc import MutableMapping
 from typing import Any, Final, cast
 
 from headrace_contracts.codes import Code
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace_gateway.http.errors import HttpError, bad_request, error_body
 
 HEAD_WITHIN_S: Final = 20.0
-"""From a connection's start, or a request's first byte, to the end of the request's headers."""
+"""From a connection's start, or a request's first byte, to the end of the request's headers. So
+long may the rest of a body take, too, whose request is answered.
+"""
+MAX_HELD_BYTES: Final = 64 * 1024
+"""What the parser may be given and make nothing of: the middle of headers or trailers. It keeps
+that, and copies all of it for each piece that comes.
+"""
+MAX_PIPELINED: Final = 8
+"""Requests that wait for the answer to an earlier one while the connection is still read from."""
 _BODY_WRITER: Final = "headrace.body_writer"
 """Our extension of a request's scope."""
 _STATUS_LINES: Final = {
     400: b"HTTP/1.1 400 Bad Request\r\n",
     408: b"HTTP/1.1 408 Request Timeout\r\n",
+    431: b"HTTP/1.1 431 Request Header Fields Too Large\r\n",
 }
 
 
@@ -59,9 +72,13 @@ def body_writer_of(scope: MutableMapping[str, Any]) -> BodyWriter | None:
 
 
 class EdgeProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with a limit that it lacks and errors that SDKs can read."""
+    """uvicorn's protocol with limits that it lacks and errors that SDKs can read."""
 
     _waits: asyncio.TimerHandle | None = None
+    _held = 0
+    """Bytes since the parser last made something of them."""
+    _answering: RequestResponseCycle | None = None
+    """The newest request whose answer may begin; those behind it wait for its end."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -70,21 +87,65 @@ class EdgeProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_here()
         super().connection_lost(exc)
+        answering = self._answering
+        if answering is not None and self._is_answering():
+            # uvicorn tells the newest request alone, and that one may wait behind this one.
+            answering.disconnected = True
+            answering.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        self._held += len(data)
+        super().data_received(data)
+        if self._held > MAX_HELD_BYTES and not self.transport.is_closing():
+            self._refuse(
+                HttpError(
+                    Code.INVALID_REQUEST,
+                    f"The headers are larger than {MAX_HELD_BYTES} bytes.",
+                    status=431,
+                )
+            )
 
     def on_message_begin(self) -> None:
+        self._held = 0
         self._await_head()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        self._held = 0
         self._head_is_here()
         super().on_headers_complete()
+        if len(self.pipeline) < MAX_PIPELINED:
+            self.flow.resume_reading()  # who has left is seen by reading alone
         scope = cast("MutableMapping[str, Any]", self.scope)
         if self.cycle.scope is scope and scope["method"] != "HEAD":
             scope["extensions"] = {_BODY_WRITER: BodyWriter(self.cycle)}
 
+    def on_body(self, body: bytes) -> None:
+        self._held = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._held = 0
+        super().on_message_complete()
+        if self.cycle.response_complete:
+            self._head_is_here()
+            self._await_next()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete and self.cycle.more_body:
+            self._await_head()
+
     def send_400_response(self, msg: str) -> None:
         self._head_is_here()
         self._refuse(bad_request("This is not a valid HTTP request."))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _is_answering(self) -> bool:
+        return self._answering is not None and not self._answering.response_complete
 
     def _await_head(self) -> None:
         self._head_is_here()
@@ -95,9 +156,18 @@ class EdgeProtocol(HttpToolsProtocol):
             self._waits.cancel()
             self._waits = None
 
+    def _await_next(self) -> None:
+        """As after an answer; what came since has ended that wait."""
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
     def _dawdles(self) -> None:
         self._waits = None
-        if not self.transport.is_closing():
+        if self._is_answering():
+            self._await_head()
+        elif not self.transport.is_closing():
             self._refuse(
                 HttpError(
                     Code.BODY_TIMEOUT,
@@ -106,6 +176,9 @@ class EdgeProtocol(HttpToolsProtocol):
             )
 
     def _refuse(self, error: HttpError) -> None:
+        if self._is_answering():
+            self.transport.close()  # words of ours would stand in the middle of an answer
+            return
         body = error_body(error)
         self.transport.write(
             _STATUS_LINES[error.status]
