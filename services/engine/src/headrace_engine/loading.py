@@ -91,11 +91,8 @@ def load_model(settings: EngineSettings, percent: Percent) -> LoadedModel:
             tokenizer = _tokenizer(settings.model)
             return LoadedModel(name, _cpu(settings, progress), tokenizer)
         case "cuda":
-            card = find_card()
-            # Without a device nothing else need be read; with one, what is small before the weights.
-            tokenizer = None if card is None else _tokenizer(settings.model)
-            executor = _cuda(settings, card, progress)
-            return LoadedModel(name, executor, tokenizer or _tokenizer(settings.model))
+            executor, tokenizer = _cuda(settings, find_card(), progress)
+            return LoadedModel(name, executor, tokenizer)
         case _:
             assert_never(settings.executor)
 
@@ -267,11 +264,16 @@ def _cpu(settings: EngineSettings, progress: Progress) -> Executor:
     )
 
 
-def _cuda(settings: EngineSettings, card: Card | None, progress: Progress) -> Executor:
-    # Before torch is imported, which takes as long as many a kernel.
+def _cuda(
+    settings: EngineSettings, card: Card | None, progress: Progress
+) -> tuple[Executor, TokenizerFiles]:
+    # Before anything that takes its time: above all the import of torch, as long as many a kernel.
     compiling = None if card is None else begin_compiling(rehearsal_of(settings, card))
     try:
-        return _cuda_beside(settings, progress, compiling)
+        # Without a device nothing else need be read; with one, what is small before the weights.
+        tokenizer = None if card is None else _tokenizer(settings.model)
+        executor = _cuda_beside(settings, progress, compiling)
+        return executor, tokenizer or _tokenizer(settings.model)
     except BaseException:
         if compiling is not None:
             compiling.stop()

@@ -2,27 +2,67 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
+from headrace_engine.errors import ModelRejected
+from headrace_engine.model.loader.formats import Format, RawTensor
 from headrace_engine.model.pinned_stream import PinnedStream
 
 pytestmark = pytest.mark.torch
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.mark.parametrize("rows", [1, 16, 50])
-def test_every_byte_arrives_where_it_belongs(rows: int) -> None:
-    stream = PinnedStream(DEVICE, piece=64, pieces=2, threads=3)
+def stored(file: Path, rows: int, count: int) -> list[RawTensor]:
+    """Tensors of a file, of five numbers a row, one after the other behind a header."""
     rng = np.random.default_rng(rows)
-    sent = [rng.integers(0, 256, (rows, 10), np.uint8) for _ in range(3)]
-    targets = [torch.zeros(rows, 5, dtype=torch.float16, device=DEVICE) for _ in sent]
-    for data, target in zip(sent, targets, strict=True):
-        stream.send(data, target)
+    content = rng.integers(0, 256, (count, rows, 10), np.uint8)
+    file.write_bytes(b"header." + content.tobytes())
+    mapped = np.memmap(file, np.uint8, "r", offset=7, shape=content.shape)
+    return [
+        RawTensor("name", file, Format.F16, (rows, 5), data, 7 + index * data.nbytes)
+        for index, data in enumerate(mapped)
+    ]
+
+
+def sent(stream: PinnedStream, raw: RawTensor) -> torch.Tensor:
+    """Where ``raw`` arrives."""
+    target = torch.zeros(*raw.shape, dtype=torch.float16, device=DEVICE)
+    stream.send(raw, target)
+    return target
+
+
+@pytest.mark.parametrize("rows", [1, 16, 50])
+def test_every_byte_arrives_where_it_belongs(tmp_path: Path, rows: int) -> None:
+    stream = PinnedStream(DEVICE, piece=64, pieces=2, threads=3)
+    first, second, third = stored(tmp_path / "weights", rows, 3)
+    # One that was put in another order on the way lies in memory alone.
+    turned = RawTensor("turned", Path("nowhere"), Format.F16, second.shape, second.data[::-1])
+    raws = [first, turned, third]
+    targets = [sent(stream, raw) for raw in raws]
     stream.close()
-    for data, target in zip(sent, targets, strict=True):
+    for raw, target in zip(raws, targets, strict=True):
         arrived = target.cpu().view(torch.uint8).numpy()
-        np.testing.assert_array_equal(arrived.reshape(rows, 10), data)
+        np.testing.assert_array_equal(arrived.reshape(rows, 10), raw.data)
+
+
+def test_a_file_that_was_changed_meanwhile_is_told_by_name(tmp_path: Path) -> None:
+    stream = PinnedStream(DEVICE, piece=64, pieces=2, threads=3)
+    file = tmp_path / "weights"
+    first, second = stored(file, 16, 2)
+    sent(stream, first)
+    with file.open("r+b") as writer:
+        writer.truncate(200)
+    with pytest.raises(ModelRejected, match="weights: tensor name is truncated"):
+        sent(stream, second)
+    stream.close()
+    file.unlink()
+    later = PinnedStream(DEVICE, piece=64, pieces=2, threads=3)
+    with pytest.raises(ModelRejected, match="weights: cannot be read: No such file"):
+        sent(later, second)
+    later.close()

@@ -155,7 +155,7 @@ class _Mover:
             rows = part.shape[0]
             target = whole[first : first + rows]
             if self._stream is not None and _KINDS.get(part.format) == self._dtype:
-                self._stream.send(part.data, target)
+                self._stream.send(part, target)
             else:
                 target.copy_(_tensor(part).view(rows, -1))
             first += rows

@@ -1,17 +1,23 @@
-"""Copies of mapped files to a device: threads read into pinned memory, which the device fetches.
+"""Copies of files to a device: threads read into pinned memory, which the device fetches.
 
-A copy of mapped pages by one thread, and then another from memory that is not pinned, would each
-take longer than the bus.
+One thread that copies mapped pages, and then another copy from memory that is not pinned, would each
+take longer than the bus. The files are read and not mapped: to give mapped pages back takes as long again
+as a third of the copy.
 """
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from headrace_engine.errors import ModelRejected
+from headrace_engine.model.loader.formats import RawTensor
 
 
 class PinnedStream:
@@ -29,29 +35,49 @@ class PinnedStream:
         self._next = 0
         self._pool = ThreadPoolExecutor(threads, "weights")
         self._share = -(-piece // threads)
+        self._files: dict[Path, int] = {}
+        """Descriptors, by path."""
 
-    def send(self, data: NDArray[np.uint8], target: Tensor) -> None:
-        """Queues a copy of ``data`` to the contiguous ``target`` of as many bytes."""
-        source = data.reshape(-1)
+    def send(self, raw: RawTensor, target: Tensor) -> None:
+        """Queues a copy of all of ``raw`` to the contiguous ``target`` of as many bytes. Raises
+        ModelRejected where its file cannot be read any more."""
         whole = target.view(-1).view(torch.uint8)
-        for first in range(0, len(source), len(self._buffers[0])):
-            part = source[first : first + len(self._buffers[0])]
+        for first in range(0, raw.data.nbytes, len(self._buffers[0])):
             buffer, fetched = self._buffers[self._next], self._fetched[self._next]
             self._next = (self._next + 1) % len(self._buffers)
             if fetched is not None:
                 fetched.synchronize()
-            self._read(part, buffer.numpy())
-            whole[first : first + len(part)].copy_(buffer[: len(part)], non_blocking=True)
+            size = min(len(buffer), raw.data.nbytes - first)
+            self._read(raw, first, buffer.numpy()[:size])
+            whole[first : first + size].copy_(buffer[:size], non_blocking=True)
             if fetched is not None:
                 fetched.record()
 
-    def _read(self, part: NDArray[np.uint8], into: NDArray[np.uint8]) -> None:
-        def copy(first: int) -> None:
-            last = min(first + self._share, len(part))
-            np.copyto(into[first:last], part[first:last])
+    def _read(self, raw: RawTensor, first: int, into: NDArray[np.uint8]) -> None:
+        """Bytes of ``raw`` from ``first`` on, by all threads."""
+        parts = [into[at : at + self._share] for at in range(0, len(into), self._share)]
+        begins = range(first, first + len(into), self._share)
+        if raw.begin is None:
+            stored = raw.data.reshape(-1)
 
-        for _ in self._pool.map(copy, range(0, len(part), self._share)):
+            def copy(part: NDArray[np.uint8], begin: int) -> None:
+                np.copyto(part, stored[begin : begin + len(part)])
+        else:
+            file, origin = self._file(raw), raw.begin
+
+            def copy(part: NDArray[np.uint8], begin: int) -> None:
+                _fill(part, file, origin + begin, raw)
+
+        for _ in self._pool.map(copy, parts, begins):
             pass
+
+    def _file(self, raw: RawTensor) -> int:
+        if raw.origin not in self._files:
+            try:
+                self._files[raw.origin] = os.open(raw.origin, os.O_RDONLY)
+            except OSError as error:
+                raise ModelRejected(f"{raw.origin}: cannot be read: {error.strerror}") from error
+        return self._files[raw.origin]
 
     def close(self) -> None:
         """Waits until everything was fetched, and ends the threads."""
@@ -59,3 +85,21 @@ class PinnedStream:
             if fetched is not None:
                 fetched.synchronize()
         self._pool.shutdown()
+        for file in self._files.values():
+            os.close(file)
+
+
+def _fill(part: NDArray[np.uint8], file: int, begin: int, raw: RawTensor) -> None:
+    done = 0
+    while done < len(part):
+        try:
+            count = os.preadv(file, [part[done:].data], begin + done)
+        except OSError as error:
+            raise ModelRejected(
+                f"{raw.origin}: tensor {raw.name} cannot be read: {error.strerror}"
+            ) from error
+        if not count:
+            raise ModelRejected(
+                f"{raw.origin}: tensor {raw.name} is truncated: the file has become shorter"
+            )
+        done += count

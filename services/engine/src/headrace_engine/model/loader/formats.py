@@ -56,6 +56,8 @@ class RawTensor:
     shape: tuple[int, ...]
     """Row-major; rows are every axis but the last."""
     data: NDArray[np.uint8]
+    begin: int | None = None
+    """Byte of ``origin`` at which ``data`` begins, where it is as it lies there."""
 
     @property
     def row_bytes(self) -> int:

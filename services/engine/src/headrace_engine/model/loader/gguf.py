@@ -58,7 +58,7 @@ class GgufCheckpoint:
                 f" {self.header.file_bytes}"
             )
         data = self._bytes[entry.offset : end].reshape(rows, width)
-        return RawTensor(name, self.path, format, entry.shape, data)
+        return RawTensor(name, self.path, format, entry.shape, data, entry.offset)
 
     def _format(self, name: str, type_id: int) -> Format:
         try:

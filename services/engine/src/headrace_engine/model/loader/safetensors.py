@@ -77,7 +77,7 @@ class FolderCheckpoint:
                 f" has {len(data)}"
             )
         rows = data[entry.begin : entry.end].reshape(-1, columns * size)
-        return RawTensor(name, entry.file, format, entry.shape, rows)
+        return RawTensor(name, entry.file, format, entry.shape, rows, entry.begin)
 
     def _files(self) -> list[Path]:
         if (self.path / _INDEX).is_file():
