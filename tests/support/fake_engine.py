@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Container
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -104,13 +104,18 @@ class FakeEngine:
                 self._sequences.remove(sequence)
         return out.outputs()
 
-    def fail(self) -> PassOutputs:
-        """The last pass of an engine that breaks: everything ends with its code."""
+    def fail(self, spared: Container[str] = ()) -> PassOutputs:
+        """The last pass of an engine that breaks: everything ends with its code. ``spared`` are ids."""
         self.passes += 1
         out = _Pass(self.passes)
         for sequence in self._sequences:
             out.add(sequence, decided=False)
-            out.end(sequence, FinishReason.ERROR, Code.ENGINE_FAILED)
+            out.end(
+                sequence,
+                FinishReason.ERROR,
+                Code.ENGINE_FAILED,
+                spared=sequence.request.id in spared,
+            )
         self._sequences.clear()
         return out.outputs()
 
@@ -152,7 +157,14 @@ class _Pass:
             )
         sequence.generated += 1
 
-    def end(self, sequence: _Sequence, reason: FinishReason, code: Code | None = None) -> None:
+    def end(
+        self,
+        sequence: _Sequence,
+        reason: FinishReason,
+        code: Code | None = None,
+        *,
+        spared: bool = False,
+    ) -> None:
         usage = SequenceUsage(
             prompt_tokens=len(sequence.request.prompt),
             completion_tokens=sequence.generated,
@@ -162,7 +174,7 @@ class _Pass:
             decode_s=0.03,
             preemptions=0,
         )
-        self.ends.append(RowEnd(len(self.handles) - 1, reason, usage, code))
+        self.ends.append(RowEnd(len(self.handles) - 1, reason, usage, code, spared=spared))
 
     def outputs(self) -> PassOutputs:
         return PassOutputs(

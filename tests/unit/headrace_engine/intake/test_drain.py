@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from headrace_engine.intake.publisher import SPARED_ATTEMPTS
 from headrace_transport.memory import MemoryBroker
 from support.fake_engine import IntakeBench, token_of
 from support.held import make_record
@@ -74,6 +75,56 @@ async def test_only_what_no_pass_has_touched_is_handed_back_when_the_engine_fail
         assert await status(bench, "ran") == "running"
         assert await status(bench, "waits") == "queued"
         assert bench.intake.state().held == 0
+
+
+@pytest.mark.rule("drain.failed-without-blame")
+async def test_what_an_engine_that_failed_spared_goes_on_elsewhere_without_a_crash() -> None:
+    bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
+    async with bench.running():
+        for name in ("poison", "beside"):
+            await bench.submit(make_record(name, max_new_tokens=100))
+        await bench.pushed(2)
+        bench.step(7)
+        bench.intake.take([bench.fake.fail(spared={"beside"})])
+        await bench.intake.abandon(told=True)
+
+        assert await status(bench, "poison") == "running"
+        assert await status(bench, "beside") == "queued"
+        entries = [entry for _, entry in await bench.gateway.read_log("beside")]
+        assert sum(len(entry.tokens) for entry in entries) == 7, "they need not be decided again"
+        (claimed,) = await bench.wire.claim("m", "engine-2", credit=8, lease_ms=60_000)
+        assert (claimed.record.id, claimed.crashes) == ("beside", 0)
+        assert [len(tokens) for tokens in claimed.delivered] == [7]
+
+
+@pytest.mark.rule("drain.failed-without-blame")
+async def test_who_was_spared_often_is_to_blame_like_the_others() -> None:
+    broker = MemoryBroker()
+    for attempt in range(1, SPARED_ATTEMPTS + 2):
+        bench = IntakeBench(broker, engine=f"engine-{attempt}", lease_ms=60_000)
+        async with bench.running():
+            if attempt == 1:
+                await bench.submit(make_record(max_new_tokens=100))
+            await bench.pushed(1)
+            bench.step()
+            bench.intake.take([bench.fake.fail(spared={"r1"})])
+            await bench.intake.abandon(told=True)
+            left = "queued" if attempt <= SPARED_ATTEMPTS else "running"
+            assert await status(bench, "r1") == left
+
+
+@pytest.mark.rule("drain.failed-without-blame")
+async def test_a_request_is_to_blame_if_one_of_its_choices_is() -> None:
+    bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
+    async with bench.running():
+        await bench.submit(make_record(max_new_tokens=100, n=2))
+        await bench.pushed(1)
+        bench.step()
+        failed = bench.fake.fail(spared={"r1"})
+        failed.ends[0] = failed.ends[0]._replace(spared=False)
+        bench.intake.take([failed])
+        await bench.intake.abandon(told=True)
+        assert await status(bench, "r1") == "running"
 
 
 @pytest.mark.rule("threads.two-processes")

@@ -20,7 +20,8 @@ from headrace_engine.scheduler.commit import Chunk
 from headrace_engine.state.outputs import PassOutputs
 from headrace_engine.state.request import Request, RequestHandle, Sampling
 from headrace_engine.state.sequence import Sequence
-from support.engine import Rig
+from structlog.testing import capture_logs
+from support.engine import Rig, TokenExactExecutor
 
 POISON = 2
 """Number of the sequence that breaks whoever works on it."""
@@ -85,10 +86,49 @@ def test_only_who_was_worked_on_is_blamed_besides_those_that_ran(
     run_until_it_fails(rig)
     assert rig.choice(poison).started is not None, "the next engine would be broken too"
     assert rig.choice(beside).started is None
-    for handle in (ran, poison, beside):
+    for handle, spared in ((ran, True), (poison, False), (beside, True)):
         end = rig.choice(handle).end
         assert end is not None
-        assert end.code is Code.ENGINE_FAILED
+        assert (end.code, end.spared) == (Code.ENGINE_FAILED, spared)
+
+
+@pytest.mark.rule("loop.failed-batch-ends-all")
+def test_of_a_batch_that_failed_those_that_it_held_are_blamed() -> None:
+    executor = TokenExactExecutor()
+    executor.broken_pass = 8
+    rig = Rig(executor=executor, max_batch=2)
+    waits = rig.push([1, 2, 3], 20)
+    rig.step()
+    urgent = [rig.push([4 + i, 5, 6], 20, band=0) for i in range(2)]
+    rig.door.drain()
+    with pytest.raises(EngineFailed, match="the device broke"):
+        rig.loop.run()
+    for outputs in rig.door.take_outputs(0) or []:
+        rig.hear(outputs)
+    assert rig.choice(waits).started is not None
+    for handle, spared in ((waits, True), (urgent[0], False), (urgent[1], False)):
+        end = rig.choice(handle).end
+        assert end is not None
+        assert (end.code, end.spared) == (Code.ENGINE_FAILED, spared)
+
+
+@pytest.mark.rule("loop.failed-batch-ends-all")
+def test_where_nobody_is_named_whoever_ran_may_be_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(max_batch=1)
+    ran, waits = rig.push([1, 2, 3], 20), rig.push([4, 5, 6], 20)
+    rig.step()
+
+    def broken(now_s: float) -> None:
+        raise ZeroDivisionError("poison")
+
+    monkeypatch.setattr(rig.scheduler, "schedule", broken)
+    run_until_it_fails(rig)
+    assert rig.choice(ran).started is not None
+    assert rig.choice(waits).started is None
+    for handle in (ran, waits):
+        end = rig.choice(handle).end
+        assert end is not None
+        assert (end.code, end.spared) == (Code.ENGINE_FAILED, False)
 
 
 @pytest.mark.rule("request.one-terminal-status")
@@ -178,15 +218,17 @@ def test_a_start_that_was_told_some_passes_ago_is_not_told_again(
 def test_what_breaks_while_the_outputs_are_told_keeps_nobody_from_being_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rig = Rig(max_batch=2)
-    handles = [rig.push([1, 2, 3], 20), rig.push([4, 5, 6], 20), rig.push([7, 8, 9], 20)]
+    rig = Rig(max_batch=3, phases=1)
+    ended, goes_on = rig.push([1, 2, 3], 3), rig.push([4, 5, 6], 20)
     rig.step()
     rig.step()
+    late, waits = rig.push([7, 8, 9], 20), rig.push([7, 7, 7], 20)
     take, told = OutputBuilder.take, list[int]()
 
     def broken(outputs: OutputBuilder, pass_id: int) -> PassOutputs | None:
-        told.append(pass_id)
-        if len(told) <= 2:  # the pass breaks here, and then telling what it had to tell
+        if pass_id == 3 and len(told) < 2:
+            # The pass breaks here, and then telling what it had to tell: an end and a start too.
+            told.append(pass_id)
             raise ZeroDivisionError("poison")
         return take(outputs, pass_id)
 
@@ -197,10 +239,12 @@ def test_what_breaks_while_the_outputs_are_told_keeps_nobody_from_being_told(
     assert "then ZeroDivisionError('poison')" in caught.value.__notes__
     for outputs in rig.door.take_outputs(0) or []:
         rig.hear(outputs)
-    for handle in handles:
+    for handle in (ended, goes_on, late, waits):
         end = rig.choice(handle).end
         assert end is not None
         assert end.code is Code.ENGINE_FAILED
+    assert rig.choice(late).started is not None
+    assert rig.choice(waits).started is None
 
 
 def test_every_function_calls_what_it_works_on_by_the_name_that_blame_reads() -> None:
@@ -237,7 +281,10 @@ def test_a_request_that_cannot_even_be_checked_is_refused_alone() -> None:
         told.extend((int(outputs.handles[end.row]), end.code, end.message) for end in outputs.ends)
 
     rig.hear = hear
-    rig.run()
+    with capture_logs() as logs:
+        rig.run()
+    (line,) = [line for line in logs if line["event"] == "request.check_broke"]
+    assert (line["id"], line["log_level"], line["exc_info"]) == ("odd", "error", True)
     assert told[0][:2] == (99, Code.INTERNAL)
     assert "cannot be checked" in told[0][2]
     assert told[1][:2] == (int(good), None)

@@ -3,7 +3,7 @@
 Owner    io thread
 Writes   Holdings, through the desk
 Never    takes longer than its grace and the time of four exchanges
-Rules    drain.nothing-vanishes
+Rules    drain.nothing-vanishes, drain.failed-without-blame
 Next     headrace_engine.app
 """
 
@@ -64,19 +64,20 @@ class Drainer:
         await self._hand_back(self._desk.holdings)
 
     async def abandon(self, *, told: bool) -> None:
-        """After the engine failed: hands back what no pass has touched, without blame.
+        """After the engine failed: hands back what is not to blame: what no pass has touched, or what
+        the engine spared.
 
-        The leases of what ran are left to lapse: a request that breaks engines is counted so.
+        The leases of what else ran are left to lapse: a request that breaks engines is counted so.
         An engine that died has not ``told`` everything. Any request that it was given may have
         been in the pass that killed it, so that only what never reached it is without blame.
         """
         self._keeper.state = "draining"
         await self._within(_EXCHANGE_S, self._stop_claiming())
-        await self._within(_EXCHANGE_S, self._publisher.flushed())
+        await self._within(_EXCHANGE_S, self._write_down())
         await self._hand_back(
             held
             for held in self._desk.holdings
-            if not held.over and not (held.started if told else held.pushed)
+            if not held.over and (held.spared or not (held.started if told else held.pushed))
         )
         for held in self._desk.holdings:
             if not held.over:

@@ -43,6 +43,8 @@ class Held:
     """The engine was given it."""
     started: bool = False
     """The engine has told that a pass ran some of it."""
+    spared: bool = False
+    """The engine failed, and not by this one: it is handed back as it stands."""
     ends: dict[int, RowFinish] = field(default_factory=dict[int, RowFinish])
     """Terminal status of each choice whose terminal row is published. ``row`` is the choice."""
     ended_before: frozenset[int] = frozenset()

@@ -3,7 +3,7 @@
 Owner    io thread; ``pump`` runs on the signal thread and touches only the door
 Writes   RowBook (what is published), Held.ends
 Never    stalls the engine thread; keeps more than ``buffer_tokens``
-Rules    frames.one-per-gateway-and-pass, frames.bounded, request.one-terminal-status
+Rules    frames.one-per-gateway-and-pass, frames.bounded, drain.failed-without-blame
 Next     headrace_engine.intake.publisher_log
 
 While one publication is under way, further passes collect here and leave as one frame, so
@@ -40,6 +40,9 @@ log = get_logger(__name__)
 _MERGE_AT = 64
 """Passes that wait as they came before they are merged into one."""
 _PUMP_WAIT_S = 0.5
+SPARED_ATTEMPTS = 3
+"""Attempts in which a request that an engine's failure spared gets no blame. After so many, whatever the
+engines say of it, each failure beside it counts: they may be wrong, and none is to break without end."""
 _GATEWAYS = 512
 """Gateways whose newest frame is remembered before those that read nothing now are forgotten."""
 
@@ -202,15 +205,25 @@ class Publisher:
     def _without_migrating(self, rows: Rows) -> Rows:
         """What a failing engine ended has not ended: a successor continues it.
 
-        What ran is let go, and its lease lapses, which counts as a crash: it may be to blame.
-        What no pass has touched stays held, to be handed back.
+        What ran and may be to blame is let go, and its lease lapses, which counts as a crash.
+        What is not to blame, or no pass has touched, stays held, to be handed back.
         """
-        failed = [row for row, end in rows.ends if end.code is Code.ENGINE_FAILED]
-        if not failed:
+        ends = [(row, end) for row, end in rows.ends if end.code is Code.ENGINE_FAILED]
+        if not ends:
             return rows
-        for place in self._desk.book.find(rows.keys[failed]).tolist():
-            if place >= 0 and self._desk.book.owner(place).started:
-                self._desk.let_go(self._desk.book.owner(place), "failed")
+        book, failed = self._desk.book, [row for row, _ in ends]
+        blamed: dict[Held, bool] = {}
+        places: list[int] = book.find(rows.keys[failed]).tolist()
+        for place, (_, end) in zip(places, ends, strict=True):
+            if place >= 0:
+                held = book.owner(place)
+                spared = end.spared and held.attempt <= SPARED_ATTEMPTS
+                blamed[held] = blamed.get(held, False) or not spared
+        for held, may_have_broken_it in blamed.items():
+            if not may_have_broken_it:
+                held.spared = True
+            elif held.started:
+                self._desk.let_go(held, "failed")
         mask = np.ones(len(rows.keys), dtype=np.bool_)
         mask[failed] = False
         return select(rows, mask)

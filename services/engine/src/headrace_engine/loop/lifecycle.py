@@ -9,10 +9,12 @@ Next     headrace_engine.scheduler.scheduler
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
 from heapq import heappop, heappush
 
 import numpy as np
 from headrace_contracts.codes import Code, FinishReason
+from headrace_kit.log import get_logger
 from numpy.typing import NDArray
 
 from headrace_engine.errors import RequestRejected
@@ -24,6 +26,8 @@ from headrace_engine.state.inbound import Cancel
 from headrace_engine.state.outputs import SequenceUsage
 from headrace_engine.state.request import Request, RequestHandle
 from headrace_engine.state.sequence import Sequence, Status
+
+log = get_logger(__name__)
 
 
 class Lifecycle:
@@ -73,6 +77,7 @@ class Lifecycle:
                 self._refuse(request, refusal.code, str(refusal))
             except Exception as broken:
                 # The boundary of one request: nothing of it is anywhere yet.
+                log.exception("request.check_broke", id=getattr(request, "id", None))
                 self._refuse(request, Code.INTERNAL, f"it cannot be checked: {broken!r}")
             else:
                 good.append(request)
@@ -179,18 +184,37 @@ class Lifecycle:
             if sequence.status is not Status.ENDED:
                 self.end(sequence, reason, now_s, code=code, message=message)
 
-    def fail(self, message: str, now_s: float, blamed: set[int]) -> None:
+    def fail(
+        self,
+        message: str,
+        now_s: float,
+        blamed: Set[int] | None,
+        untold: Iterable[tuple[int, int]],
+    ) -> None:
         """The engine failed: everybody who has no end yet gets one, and the scheduler, which may be what
-        broke, is left as it is. The ``blamed`` are told to have started, unless they were or have ended.
+        broke, is left as it is. The ``blamed``, or if that is None whoever ran, are told to have started,
+        unless they were or have ended; the others are spared. ``untold`` ends, by handle and choice,
+        which could not be told, become this one.
         """
+        for handle, choice in untold:
+            self._outputs.end_unborn(handle, choice, Code.ENGINE_FAILED, message)
         arriving = {request.handle: request for request in self._arriving}
         for handle, siblings in self._by_handle.items():
             for sequence in siblings:
                 if sequence.end_reason is None:
-                    if sequence.number in blamed and not sequence.start_told:
-                        first_s = now_s if sequence.first_pass_s is None else sequence.first_pass_s
+                    first_s = sequence.first_pass_s
+                    spared = blamed is not None and sequence.number not in blamed
+                    if not spared and not sequence.start_told and (blamed or first_s is not None):
+                        first_s = now_s if first_s is None else first_s
                         self._outputs.start(sequence, first_s - sequence.arrived_s)
-                    self._tell_end(sequence, FinishReason.ERROR, now_s, Code.ENGINE_FAILED, message)
+                    self._tell_end(
+                        sequence,
+                        FinishReason.ERROR,
+                        now_s,
+                        Code.ENGINE_FAILED,
+                        message,
+                        spared=spared,
+                    )
             request = arriving.pop(handle, None)
             if request is not None:
                 self._refuse_rest(request, {s.choice for s in siblings}, message)
@@ -229,9 +253,12 @@ class Lifecycle:
         now_s: float,
         code: Code | None,
         message: str,
+        *,
+        spared: bool = False,
     ) -> None:
         self._flush(sequence)
-        self._outputs.end(sequence, reason, self._usage(sequence, now_s), code, message)
+        usage = self._usage(sequence, now_s)
+        self._outputs.end(sequence, reason, usage, code, message, spared=spared)
         self._count(reason)
 
     def disown(self, sequence: Sequence, now_s: float) -> None:

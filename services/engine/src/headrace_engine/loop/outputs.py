@@ -47,17 +47,32 @@ class OutputBuilder:
     """
 
     def __init__(self) -> None:
-        self.clear()
+        self._clear()
 
-    def clear(self) -> None:
-        """What was not taken is not told."""
+    def drop(self) -> list[tuple[int, int]]:
+        """What was not taken is not told. Returns (handle, choice) of the ends among it.
+
+        Who was to be told to have started has not been.
+        """
+        untold = [
+            (int(self._handles[row]), int(self._choices[row]))
+            if row >= 0
+            else self._extra[-row - 1][:2]
+            for row, *_ in self._ends
+        ]
+        for _, sequence, _ in self._starts:
+            sequence.start_told = False
+        self._clear()
+        return untold
+
+    def _clear(self) -> None:
         self._handles: NDArray[np.int64] = _NO_ROWS64
         self._choices: NDArray[np.int32] = _NO_ROWS
         self._firsts: NDArray[np.int32] = _NO_ROWS
         self._tokens: NDArray[np.int32] = _NO_ROWS
         self._rows: dict[int, int] = {}
         self._extra: list[tuple[int, int, int]] = []
-        self._ends: list[tuple[int, FinishReason, SequenceUsage, Code | None, str]] = []
+        self._ends: list[tuple[int, FinishReason, SequenceUsage, Code | None, str, bool]] = []
         self._starts: list[tuple[int, Sequence, float]] = []
         self._logprobs: list[RowLogprobs] = []
 
@@ -83,17 +98,19 @@ class OutputBuilder:
         usage: SequenceUsage,
         code: Code | None,
         message: str,
+        *,
+        spared: bool = False,
     ) -> None:
         """The sequence's terminal status."""
         assert sequence.end_reason is None, "a second terminal status"
         sequence.end_reason, sequence.end_code = reason, code
-        self._ends.append((self._row(sequence), reason, usage, code, message))
+        self._ends.append((self._row(sequence), reason, usage, code, message, spared))
 
     def end_unborn(self, handle: int, choice: int, code: Code, message: str) -> None:
         """The terminal status of a choice for which no sequence was made."""
         usage = SequenceUsage(0, 0, 0, 0.0, 0.0, 0.0, 0)
         row = self._new_row(handle, choice, 0)
-        self._ends.append((row, FinishReason.ERROR, usage, code, message))
+        self._ends.append((row, FinishReason.ERROR, usage, code, message, False))
 
     def start(self, sequence: Sequence, queue_s: float) -> None:
         """The sequence ran for the first time."""
@@ -130,13 +147,13 @@ class OutputBuilder:
             counts=_counts(rows, len(self._extra)),
             tokens=self._tokens,
             ends=[
-                RowEnd(row if row >= 0 else rows - row - 1, reason, usage, code, message)
-                for row, reason, usage, code, message in self._ends
+                RowEnd(row if row >= 0 else rows - row - 1, reason, usage, code, message, spared)
+                for row, reason, usage, code, message, spared in self._ends
             ],
             starts=[self._started(row, rows, s, queue_s) for row, s, queue_s in self._starts],
             logprobs=self._logprobs,
         )
-        self.clear()
+        self._clear()
         return outputs
 
     def _row(self, sequence: Sequence) -> int:

@@ -365,12 +365,17 @@ class EngineLoop:
     def _abandon(self, failure: EngineFailed, cause: Exception) -> None:
         """Everything resident, and everything at the door, is told that the engine failed."""
         now_s = self._clock.monotonic()
-        # Whoever was in the batch that failed, or was worked on when something raised, may be to blame.
-        blamed = at_work(cause).union(sequence.number for sequence in self._started)
+        # Whoever was worked on when something raised is to blame, or who was in a batch that failed; else
+        # anybody may be who ran.
+        blamed: set[int] | None = at_work(cause)
+        if not blamed:
+            failed = isinstance(cause, EngineFailed)
+            blamed = self.scheduler.residents.in_flight() if failed else None
+        untold: list[tuple[int, int]] = []
         for step in (
             # What the pass had to tell before it broke; else a choice would have two rows.
             self._notify,
-            partial(self._lifecycle.fail, str(failure), now_s, blamed),
+            partial(self._lifecycle.fail, str(failure), now_s, blamed, untold),
             self._notify,
             self._ranks.abandon,
             partial(self._finish, Code.ENGINE_FAILED, str(failure)),
@@ -380,7 +385,7 @@ class EngineLoop:
             except Exception as broken:
                 # Still the thread's top frame: what broke may break each of these too, and none may
                 # keep the others from being told.
-                self._outputs.clear()
+                untold += self._outputs.drop()
                 failure.add_note(f"then {broken!r}")
 
     def _finish(self, code: Code, message: str) -> None:

@@ -191,6 +191,14 @@ class Residents:
         columns.capacity[slot] = len(addresses) * self._settings.block_tokens
         return addresses
 
+    def in_flight(self) -> set[int]:
+        """Numbers of the sequences that a batch which has not come back contains."""
+        return {
+            sequence.number
+            for sequence, batches in zip(self.by_slot, self.columns.inflight, strict=True)
+            if sequence is not None and batches
+        }
+
     def start_decoding(self, sequence: Sequence) -> None:
         """Its whole known context is planned: from now on one token per pass."""
         assert sequence.slot is not None

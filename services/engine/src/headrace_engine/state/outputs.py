@@ -43,6 +43,8 @@ class RowEnd(NamedTuple):
     usage: SequenceUsage
     code: Code | None = None
     message: str = ""
+    spared: bool = False
+    """Of an engine that failed: it did not break it, as far as the engine can tell."""
 
 
 class RowStarted(NamedTuple):

@@ -172,7 +172,8 @@ def pack_outputs(outputs: PassOutputs) -> bytes:
         return pack(Kind.OUTPUTS, None, *columns)  # most of them
     head = {
         "ends": [
-            (end.row, end.reason, end.code, end.message, tuple(end.usage)) for end in outputs.ends
+            (end.row, end.reason, end.code, end.message, end.spared, tuple(end.usage))
+            for end in outputs.ends
         ],
         "starts": [tuple(start) for start in outputs.starts],
         "logprobs": [(item.row, *item.top_ids.shape) for item in outputs.logprobs],
@@ -204,8 +205,9 @@ def unpack_outputs(message: Message) -> PassOutputs:
                 SequenceUsage(*usage),
                 None if code is None else Code(code),
                 text,
+                spared,
             )
-            for row, reason, code, text, usage in head["ends"]
+            for row, reason, code, text, spared, usage in head["ends"]
         ],
         starts=[RowStarted(*start) for start in head["starts"]],
         logprobs=_logprobs(message.body, at, head["logprobs"]),
