@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from headrace_engine.kernels.gpu import reference
-from headrace_engine.kernels.gpu.prefill_attention import prefill_attention, tile_tokens
+from headrace_engine.kernels.gpu.prefill_attention import prefill_attention, stages_of, tile_tokens
 from support.gpu import DEVICE, DTYPES, TOLERANCE, poisoned, relative_error
 from support.paged import BLOCK, DIM, LAYER, Cache, store
 
@@ -51,3 +51,13 @@ def test_prefill_attention_is_causal_over_a_cached_prefix(
         got = out[here].view(-1, heads, DIM)
         assert relative_error(got, expected) < 2 * TOLERANCE[dtype], f"slot {slot}"
         token += end - first
+
+
+def test_two_programs_fit_on_a_multiprocessor_with_tiles_ahead() -> None:
+    # Queries, then keys and values of each tile, of 128 items of two bytes.
+    for kib, stages in ((227, 5), (163, 3), (99, 3)):
+        assert stages_of(64, 128, 64, 2, kib << 10) == stages
+    held = (64 + 3 * 2 * 64) * 128 * 2
+    assert 2 * held < 227 << 10
+    assert stages_of(64, 64, 64, 2, 227 << 10) == stages_of(64, 128, 16, 2, 227 << 10) == 5
+    assert stages_of(64, 128, 64, 4, 99 << 10) == 3

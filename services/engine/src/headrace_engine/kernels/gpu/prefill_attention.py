@@ -1,5 +1,8 @@
 """Paged attention of runs of tokens: causal within the run, over whatever is cached before it.
 
+Tiles, slots and positions are read before the wait on the kernel before: ``embed_norm`` lies between
+what writes them and every layer, and waits; see ``launch``.
+
 Shapes   as in ``decode_attention``; tiles[count, 2] int32: first token of the batch, tokens
 Dtypes   KV and queries of one 16- or 32-bit float type; scores and sums in float32
 Order    one program a tile of queries and key head; keys tile by tile from position 0
@@ -8,22 +11,29 @@ Twin     reference.paged_attention; relative error below 1e-2 in bfloat16
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, OPTIONS, power_of_two
+from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, MEMORY, OPTIONS, power_of_two
 from headrace_engine.kernels.gpu.online_softmax import fold_wide
 
-_LOG2_E = 1.4426950408889634
+_LOG2_E: Final = 1.4426950408889634
 _ALIGNED = tl.constexpr(16)
 """Items that every block offset is a multiple of. The compiler cannot know it of what it reads from
 the table, and would load every element by itself."""
-_ROWS = 64
+_ROWS: Final = 64
 """Query rows (tokens x heads of a group) of a program."""
-_WARPS = 4
-_STAGES = 3
+_WARPS: Final = 4
+_TILE: Final = 64
+"""Keys of one step of a program, where a cache block has as many."""
+_MOST_AHEAD: Final = 3
+"""Tiles of keys and values that a program has in shared memory."""
+_SPARE: Final = 1536
+"""Bytes of shared memory that two programs leave to the card, each."""
 
 
 @triton.jit
@@ -50,16 +60,16 @@ def _prefill_attention(
 ):
     tile_id = tl.program_id(0)
     kv_head = tl.program_id(1)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
     count = tl.load(tiles + tile_id * 2 + 1)
-    if count == 0:
-        # A captured launch has room for more tiles than a step may have.
-        return
     token = tl.load(tiles + tile_id * 2).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     begin = tl.load(positions + token)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    if count == 0:
+        # A captured launch has room for more tiles than a step may have.
+        return
 
     # Row r is token r // PADDED, head r % PADDED: a key read once serves the whole group.
     rows = tl.arange(0, TOKENS * PADDED)
@@ -110,6 +120,18 @@ def tile_tokens(heads: int, kv_heads: int) -> int:
     return max(1, _ROWS // power_of_two(heads // kv_heads))
 
 
+def stages_of(rows: int, head_dim: int, tile: int, item: int, memory: int) -> int:
+    """Of a program's loop: as many tiles under way as leave room for a second program on the
+    multiprocessor, but two at least. ``item`` and ``memory`` in bytes.
+
+    A tile takes two stages, as its block's number has to be there before it can be asked for: with
+    three stages a program waits for each tile from the moment at which it asks.
+    """
+    room = memory // 2 - _SPARE - rows * head_dim * item
+    ahead = min(_MOST_AHEAD, max(2, room // (2 * tile * head_dim * item)))
+    return 2 * ahead - 1
+
+
 def prefill_attention(
     qkv: torch.Tensor,
     tiles: torch.Tensor,
@@ -127,6 +149,8 @@ def prefill_attention(
 ) -> None:
     """Attention of every token in ``tiles``; KV of the whole batch is written already."""
     group = heads // kv_heads
+    tokens, padded = tile_tokens(heads, kv_heads), power_of_two(group)
+    tile = min(block_tokens, _TILE)
     _prefill_attention[(tiles.shape[0], kv_heads)](
         qkv,
         tiles,
@@ -141,13 +165,13 @@ def prefill_attention(
         HEADS=heads,
         KV_HEADS=kv_heads,
         GROUP=group,
-        PADDED=power_of_two(group),
-        TOKENS=tile_tokens(heads, kv_heads),
+        PADDED=padded,
+        TOKENS=tokens,
         HEAD_DIM=head_dim,
         BLOCK_TOKENS=block_tokens,
-        TILE=min(block_tokens, 64),
+        TILE=tile,
         PDL=DEPENDENT_LAUNCH,
         num_warps=_WARPS,
-        num_stages=_STAGES,
+        num_stages=stages_of(tokens * padded, head_dim, tile, region.element_size(), MEMORY),
         **OPTIONS,
     )
