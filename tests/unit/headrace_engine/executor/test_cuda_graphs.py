@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 from typing import Any
 
@@ -17,14 +16,17 @@ pytestmark = pytest.mark.torch
 class Graph:
     """What of a graph of torch's is used."""
 
-    def __init__(self) -> None:
+    def __init__(self, broken: bool = False) -> None:
         self.calls: list[Any] = []
+        self.broken = broken
 
     def capture_begin(self, pool: object) -> None:
         self.calls.append(pool)
 
     def capture_end(self) -> None:
         self.calls.append("end")
+        if self.broken:
+            raise RuntimeError("the capture is broken")
 
     def raw_cuda_graph_exec(self) -> int:
         return 1 << 40  # an address: does not fit in an int of C
@@ -52,15 +54,16 @@ def test_a_capture_ends_whatever_happens_within(monkeypatch: pytest.MonkeyPatch)
     made: list[Graph] = []
 
     def make() -> Graph:
-        made.append(Graph())
+        made.append(Graph(broken=bool(made)))
         return made[-1]
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", make)
     pool: Any = "pool"
     with cuda_graphs.captured(pool):
         assert made[0].calls == ["pool"]
-    with contextlib.suppress(ZeroDivisionError), cuda_graphs.captured(pool):
-        raise ZeroDivisionError
+    # What went wrong first is told: memory that is used up, say.
+    with pytest.raises(torch.OutOfMemoryError), cuda_graphs.captured(pool):
+        raise torch.OutOfMemoryError
     assert [graph.calls for graph in made] == [["pool", "end"], ["pool", "end"]]
 
 

@@ -225,6 +225,8 @@ class CudaExecutor:
             "lower cache_bytes, gpu_memory_utilization, max_batch or batch_tokens",
         ):
             self._allocate(limits)
+            # Steps have a stream of their own, which would not wait for what this one still fills.
+            torch.cuda.synchronize(self._device)
         self._stream = torch.cuda.Stream(self._device)
         before = measured(self._device)
         with (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from headrace_kit.log import get_logger
@@ -29,8 +29,11 @@ def captured(pool: torch.cuda._POOL_HANDLE) -> Generator[torch.cuda.CUDAGraph]: 
     graph.capture_begin(pool)
     try:
         yield graph
-    finally:
-        graph.capture_end()
+    except BaseException:
+        with suppress(RuntimeError):  # says no more than that the capture is broken
+            graph.capture_end()
+        raise
+    graph.capture_end()
 
 
 def upload(graphs: Iterable[torch.cuda.CUDAGraph], stream: torch.cuda.Stream) -> None:
