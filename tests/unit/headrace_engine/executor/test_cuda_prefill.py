@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -13,34 +12,53 @@ from support.gpu import DEVICE
 pytest.importorskip("triton")
 
 import torch
-from headrace_engine.executor.cuda_prefill import Captured, PrefillGraphs
+from headrace_engine.executor.cuda_prefill import Bounds, Captured, PrefillGraphs
 from headrace_engine.model.cuda_decoder import LEAST_SINGLES, CudaDecoder, MixedBatch
 
 pytestmark = pytest.mark.torch
 IDLE = 4711
-NONE = np.zeros(0, np.int32)
+UPDATES = 99
+BOUNDS = Bounds(rows=2, longest=7, updates=1)
 
 
 class Recorder:
-    """Stands for a decoder: notes what it is asked to run."""
+    """Stands for a decoder, and for who prepares its steps: notes what it is asked to run."""
 
     idle_token = IDLE
 
     def __init__(self) -> None:
-        self.columns = SimpleNamespace(
-            tokens=torch.zeros(1, device=DEVICE), targets=torch.zeros(IDLE, device=DEVICE)
-        )
+        self.prepared: list[tuple[int, Bounds]] = []
         self.ran: list[tuple[int, list[int] | None, list[list[int]]]] = []
+
+    def prepare(self, size: int, bounds: Bounds) -> None:
+        self.prepared.append((size, bounds))
 
     def run(self, count: int, batch: MixedBatch, *, layers: int | None = None) -> torch.Tensor:
         assert batch.tiles is not None
+        assert self.prepared[-1][0] == count, "a step runs on what was prepared for it"
         singles, tiles = cast("Any", batch.singles), cast("Any", batch.tiles)
         self.ran.append((count, None if singles is None else singles.tolist(), tiles.tolist()))
         return torch.zeros(count, 1)
 
 
+class Steps:
+    """Captured steps, and the message that they read."""
+
+    def __init__(self, decoder: Recorder, tokens: int, rows: int = 4) -> None:
+        self.made = PrefillGraphs(cast("CudaDecoder", decoder), tile=32, tokens=tokens, rows=rows)
+        self.words = np.zeros(self.made.words, np.int32)
+        self.inputs = torch.zeros(self.made.words, dtype=torch.int32, device=DEVICE)
+        self.made.place(self.inputs, UPDATES, decoder.prepare)
+
+    def run(self, kind: Captured, singles: list[int], tiles: list[list[int]]) -> None:
+        tokens = np.array(singles, np.int32)
+        self.made.write(self.words, kind, tokens, np.array(tiles, np.int32))
+        self.inputs.copy_(torch.as_tensor(self.words))
+        self.made.run(kind, BOUNDS)
+
+
 def graphs(decoder: Recorder, tokens: int, rows: int = 4) -> PrefillGraphs:
-    return PrefillGraphs(cast("CudaDecoder", decoder), tile=32, tokens=tokens, rows=rows)
+    return Steps(decoder, tokens, rows).made
 
 
 def test_a_step_runs_at_the_smallest_size_that_holds_it() -> None:
@@ -70,22 +88,17 @@ def test_there_is_room_for_the_last_tile_of_some_rows() -> None:
 
 def test_tiles_are_put_where_a_captured_step_reads_them() -> None:
     decoder = Recorder()
-    made = graphs(decoder, 64)
-    kind = Captured(32, singles=False)
-    inputs = made.inputs(kind, NONE, np.array([[5, 7]], np.int32))
-    made.run(kind, torch.as_tensor(inputs, device=DEVICE))
+    Steps(decoder, 64).run(Captured(32, singles=False), [], [[5, 7]])
     assert decoder.ran == [(32, None, [[5, 7]] + [[0, 0]] * 4)]
+    assert decoder.prepared == [(32, BOUNDS)]
 
 
 def test_single_tokens_are_filled_up_with_idle_ones() -> None:
     decoder = Recorder()
-    made = graphs(decoder, 64)
-    kind = Captured(16, singles=True)
+    steps = Steps(decoder, 64)
     # What an earlier step left is overwritten.
     for singles in ([9, 8, 7, 6], [3, 2]):
-        inputs = made.inputs(kind, np.array(singles, np.int32), np.array([[5, 7]], np.int32))
-        assert len(inputs) <= made.words
-        made.run(kind, torch.as_tensor(inputs, device=DEVICE))
+        steps.run(Captured(16, singles=True), singles, [[5, 7]])
     idle = [IDLE] * (LEAST_SINGLES - 2)
     assert decoder.ran[1] == (16, [3, 2, *idle], [[5, 7]] + [[0, 0]] * 4)
 
@@ -93,16 +106,19 @@ def test_single_tokens_are_filled_up_with_idle_ones() -> None:
 @pytest.mark.parametrize("rows", [1, 40])
 def test_every_kind_is_warmed_with_nothing_to_do(rows: int) -> None:
     decoder = Recorder()
-    made = graphs(decoder, 1300, rows)
-    # What an earlier step left attends to nothing either, and writes no KV.
-    kind = Captured(1280, singles=True)
-    inputs = made.inputs(kind, np.array([9], np.int32), np.array([[5, 7]], np.int32))
-    made.run(kind, torch.as_tensor(inputs, device=DEVICE))
+    steps = Steps(decoder, 1300, rows)
+    made = steps.made
+    # What an earlier step left attends to nothing either.
+    steps.run(Captured(1280, singles=True), [9], [[5, 7]])
     decoder.ran.clear()
+    decoder.prepared.clear()
     made.warm()
     singles = [IDLE] * max(LEAST_SINGLES, rows)
     assert decoder.ran == [
         (kind.size, singles if kind.singles else None, [[0, 0]] * made.room(kind.size))
         for kind in made.kinds
     ]
-    assert decoder.columns.targets.unique().tolist() == [-1]
+    # As each is captured: for the most that a step of its size may have.
+    assert decoder.prepared == [
+        (kind.size, Bounds(min(rows, kind.size), kind.size, UPDATES)) for kind in made.kinds
+    ]

@@ -39,7 +39,7 @@ from headrace_engine.executor.cuda_memory import (
     keep_pinned,
     measured,
 )
-from headrace_engine.executor.cuda_prefill import STEP_TOKENS, PrefillGraphs
+from headrace_engine.executor.cuda_prefill import STEP_TOKENS, Bounds, PrefillGraphs
 from headrace_engine.executor.cuda_sampling import CLASSES, CudaSampler, StepClass
 from headrace_engine.executor.cuda_shapes import shapes_alone
 from headrace_engine.executor.cuda_sharing import LEAST_ROWS, Sharing
@@ -48,7 +48,6 @@ from headrace_engine.kernels.gpu.prefill_attention import tile_tokens
 from headrace_engine.kernels.gpu.prepare import UNIT_BYTES, Message, aligned, prepare
 from headrace_engine.kernels.gpu.store import counts, keep_kernels
 from headrace_engine.model.cuda_decoder import (
-    FRESH_TOKENS,
     PREFILL_SIZES,
     CudaDecoder,
     MixedBatch,
@@ -77,7 +76,6 @@ class _Phase:
     host: Tensor
     words: NDArray[np.int32]
     """The same memory as ``host``."""
-    inbox: Tensor
     chosen: Tensor
     chosen_logprobs: Tensor
     top_ids: Tensor
@@ -274,7 +272,7 @@ class CudaExecutor:
             rows=limits.slots,
             block_tokens=limits.block_tokens,
         )
-        tile = tile_tokens(config.heads, config.kv_heads)
+        self._tile = tile = tile_tokens(config.heads, config.kv_heads)
         self._prefills = PrefillGraphs(
             self._decoder,
             tile=tile,
@@ -295,13 +293,18 @@ class CudaExecutor:
         rows = aligned(limits.slots)
         self._message = Message(rows, aligned(rows + blocks * limits.slots), aligned(tokens))
         tiles = limits.slots + -(-tokens // tile)
-        attending = max(rows + aligned(2 * tiles), aligned(self._prefills.words))
-        words = self._message.size + rows + attending
+        self._attending = max(rows + aligned(2 * tiles), aligned(self._prefills.words))
+        words = self._message.size + self._attending + rows
         self._phases = [self._phase(words) for _ in range(limits.phases)]
+        # Steps read one inbox; phases take turns in it, in stream order.
+        self._inbox = torch.zeros(words, dtype=torch.int32, device=self._device)
+        self._prefills.place(
+            self._inbox[self._message.size :][: self._prefills.words],
+            self._message.updates,
+            self._prepare_mixed,
+        )
         # A decode step sends only what lies before the updates' capacity is used up.
         self._decode_message = Message(rows, rows, rows)
-        size = self._decode_message.host_tokens + limits.slots
-        self._inbox = torch.zeros(size, dtype=torch.int32, device=self._device)
         self._ladder = [size for size in _LADDER if size < limits.slots] + [limits.slots]
 
     def submit(self, batch: BatchData) -> None:
@@ -366,7 +369,6 @@ class CudaExecutor:
         message = self._decode_message
         self._fill(phase.words, message, batch)
         used = message.host_tokens + rows
-        # Graphs read one inbox; phases take turns in it, in stream order.
         self._inbox[:used].copy_(phase.host[:used], non_blocking=True)
         shared = step in _SHARED_CLASSES and self._sharing.worth(batch, size)
         if self._on_gpu:
@@ -393,47 +395,40 @@ class CudaExecutor:
         )
 
     def _mixed(self, batch: BatchData, phase: _Phase, step: StepClass) -> None:
-        message, words = self._message, phase.words
+        message, words, inbox = self._message, phase.words, self._inbox
         self._fill(words, message, batch)
-        offsets = batch.token_offsets
-        generating = batch.generating
-        lengths = batch.lengths
+        offsets, lengths = batch.token_offsets, batch.lengths
+        generating, tokens = batch.generating, len(batch.tokens)
         single_rows = lengths == 1
         singles = offsets[:-1][single_rows]
-        fresh_rows = (batch.begins == 0) & (lengths >= FRESH_TOKENS) & self._on_gpu
+        fresh_rows = (batch.begins == 0) & (lengths >= self._decoder.fresh_tokens) & self._on_gpu
         tiles = self._tiles(offsets, lengths, batch.begins, ~(fresh_rows | single_rows))
         kind = None
         if not fresh_rows.any():
-            kind = self._prefills.fit(len(batch.tokens), len(singles), len(tiles))
-        size = self._rounded(len(batch.tokens)) if kind is None else kind.size
+            kind = self._prefills.fit(tokens, len(singles), len(tiles))
+        at = message.size
+        outputs = at + self._attending
+        if kind is None:
+            single_part, at = _append(words, at, singles)
+            tile_part, _ = _append(words, at, tiles.reshape(-1))
+        else:
+            self._prefills.write(words[at:outputs], kind, singles, tiles)
+            single_part = tile_part = slice(0, 0)
         # Also the output layer runs at few sizes, so that its kernels were used before.
         wanted = np.zeros(self._size_of(generating) if generating else 0, np.int32)
         wanted[:generating] = offsets[1 : generating + 1] - 1
-        at = message.size
-        outputs, at = _append(words, at, wanted)
-        if kind is None:
-            single_part, at = _append(words, at, singles)
-            attending, at = _append(words, at, tiles.reshape(-1))
-        else:
-            single_part = slice(0, 0)
-            attending, at = _append(words, at, self._prefills.inputs(kind, singles, tiles))
-        phase.inbox[:at].copy_(phase.host[:at], non_blocking=True)
-        inbox = phase.inbox
-        self._prepare(
-            message,
-            inbox,
-            rows=batch.rows,
-            longest=int(lengths.max()),
-            updates=len(batch.table_slots),
-        )
-        # Tokens that only fill the step up write no KV.
-        self._decoder.columns.targets[len(batch.tokens) : size].fill_(-1)
+        output_part, end = _append(words, outputs, wanted)
+        inbox[:end].copy_(phase.host[:end], non_blocking=True)
+        bounds = Bounds(batch.rows, int(lengths.max()), len(batch.table_slots))
         if kind is not None:
-            hidden = self._prefills.run(kind, inbox[attending])
+            hidden = self._prefills.run(kind, bounds)
         else:
+            size = self._rounded(tokens)
+            longest = max(bounds.longest, size - tokens)
+            self._prepare_mixed(size, bounds._replace(longest=longest))
             mixed = MixedBatch(
                 singles=inbox[single_part] if len(singles) else None,
-                tiles=inbox[attending].view(-1, 2) if tiles.size else None,
+                tiles=inbox[tile_part].view(-1, 2) if tiles.size else None,
                 fresh=[
                     (int(offsets[row]), int(offsets[row + 1])) for row in np.flatnonzero(fresh_rows)
                 ],
@@ -441,9 +436,9 @@ class CudaExecutor:
             hidden = self._decoder.run(size, mixed)
         # Behind the layers: they need nothing of it, and the device runs them meanwhile.
         self._sampler.start(batch.starts)
-        logits = self._decoder.project(hidden, inbox[outputs])[:generating]
+        logits = self._decoder.project(hidden, inbox[output_part])[:generating]
         if generating:
-            queries = inbox[outputs][:generating]
+            queries = inbox[output_part][:generating]
             samples = inbox[message.samples : message.samples + generating]
             self._sampler.choose(logits, step, queries, self._decoder.columns.slots, samples)
 
@@ -463,15 +458,15 @@ class CudaExecutor:
     ) -> NDArray[np.int32]:
         """int32[tiles, 2]: first token and tokens of each. Those with most before them come first:
         they take longest, and short ones fill the end."""
-        config = self._weights.config
-        step = tile_tokens(config.heads, config.kv_heads)
-        parts = [np.zeros((0, 3), np.int32)]
-        for row in np.flatnonzero(wanted):
-            firsts = np.arange(0, lengths[row], step, dtype=np.int32)
-            counts = np.minimum(lengths[row] - firsts, step)
-            parts.append(np.stack([firsts + offsets[row], counts, firsts + begins[row]], 1))
-        tiles = np.concatenate(parts)
-        return tiles[np.argsort(-tiles[:, 2], kind="stable"), :2].astype(np.int32)
+        step = self._tile
+        rows = np.flatnonzero(wanted)
+        counts = -(-lengths[rows] // step)
+        ends = np.cumsum(counts)
+        # Of each tile: its row, and its first token among that row's.
+        rows = np.repeat(rows, counts)
+        firsts = step * (np.arange(len(rows)) - np.repeat(ends - counts, counts))
+        tiles = np.stack([offsets[rows] + firsts, np.minimum(lengths[rows] - firsts, step)], 1)
+        return tiles[np.argsort(-(begins[rows] + firsts), kind="stable")].astype(np.int32)
 
     def _fill(self, words: NDArray[np.int32], message: Message, batch: BatchData) -> None:
         rows, updates, tokens = batch.rows, len(batch.table_slots), len(batch.tokens)
@@ -492,8 +487,21 @@ class CudaExecutor:
         automatic = np.flatnonzero(batch.autoregressive)
         words[message.host_tokens + batch.token_offsets[automatic]] = -1
 
+    def _prepare_mixed(self, size: int, bounds: Bounds) -> None:
+        rows, longest, updates = bounds
+        self._prepare(
+            self._message, self._inbox, rows=rows, longest=longest, updates=updates, size=size
+        )
+
     def _prepare(
-        self, message: Message, inbox: Tensor, *, rows: int, longest: int, updates: int
+        self,
+        message: Message,
+        inbox: Tensor,
+        *,
+        rows: int,
+        longest: int,
+        updates: int,
+        size: int | None = None,
     ) -> None:
         columns = self._decoder.columns
         prepare(
@@ -511,6 +519,7 @@ class CudaExecutor:
             block_tokens=self._limits.block_tokens,
             head_dim=self._weights.config.head_dim,
             item_bytes=self._item_bytes,
+            size=size,
         )
 
     def _send_back(self, rows: int, phase: _Phase, width: int) -> None:
@@ -537,7 +546,6 @@ class CudaExecutor:
         return _Phase(
             host=host,
             words=host.numpy(),
-            inbox=torch.zeros(words, dtype=torch.int32, device=self._device),
             chosen=pinned(2, rows, dtype=torch.int32),
             chosen_logprobs=pinned(rows, dtype=torch.float32),
             top_ids=pinned(rows, MAX_TOP_LOGPROBS, dtype=torch.int64),
@@ -601,6 +609,7 @@ class CudaExecutor:
         """A step of as many tokens as may come, in the fewest rows, and one of as many rows."""
         lengths = self._rows_of(self._limits.batch_tokens)[: self._limits.slots]
         self._mixed(self._idle_batch(lengths), self._phases[0], CLASSES[0])
+        self._inbox.zero_()
         self._decode_step(self._inbox, self._ladder[-1], CLASSES[-1])
 
     def _idle_batch(self, lengths: list[int]) -> BatchData:

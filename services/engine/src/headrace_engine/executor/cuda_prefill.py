@@ -1,20 +1,21 @@
 """Captured steps that have prompts: neither a first token nor the device waits for hundreds of launches.
 
 Owner    executor thread
-Writes   the tiles and single tokens that captured steps read; the decoder's scratch
+Writes   the tiles and single tokens of a message; the decoder's columns and scratch
 Never    captures after ``capture``; runs more tiles or single tokens than it has room for
 Rules    executor.nothing-allocated-after-start
 Next     headrace_engine.model.cuda_decoder
 
-What is captured is the decoder's layers for one count of tokens, with room for the tiles of some
-rows, and for a token of every row that decodes. What depends on the rows stays outside: prepare,
-the output layer, the choice of tokens.
+What is captured is prepare and the decoder's layers for one count of tokens, with room for the tiles of
+some rows, and for a token of every row that decodes. What depends on the rows stays outside: the output
+layer, the choice of tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -49,6 +50,16 @@ class Captured:
     less than a hundredth there."""
 
 
+class Bounds(NamedTuple):
+    """The most of each that a step's message has."""
+
+    rows: int
+    longest: int
+    """Tokens of a row, or of those that only fill the step up."""
+    updates: int
+    """Of the block table."""
+
+
 class PrefillGraphs:
     """One graph for each size that a batch may reach; of small sizes one more with single tokens."""
 
@@ -65,15 +76,16 @@ class PrefillGraphs:
             *(Captured(size, True) for size in large),
         )
         self.graphs: dict[Captured, torch.cuda.CUDAGraph] = {}
-        device = decoder.columns.tokens.device
         room = max((self.room(kind.size) for kind in self.kinds), default=0)
-        self._inputs = torch.zeros(self._singles + 2 * room, dtype=torch.int32, device=device)
-        """Single tokens, then tiles."""
+        self.words = self._singles + 2 * room
+        """The most that ``write`` writes."""
 
-    @property
-    def words(self) -> int:
-        """The most that ``inputs`` gives."""
-        return self._inputs.shape[0]
+    def place(self, inputs: Tensor, updates: int, prepare: Callable[[int, Bounds], None]) -> None:
+        """Says where on the device a step's message has what ``write`` wrote, how many updates of the
+        table it may have, and who fills in a step of some tokens from it. Before anything runs."""
+        self._inputs = inputs
+        self._updates = updates
+        self._prepare = prepare
 
     def room(self, size: int) -> int:
         """Tiles for which a step of ``size`` tokens has room."""
@@ -86,21 +98,23 @@ class PrefillGraphs:
                 return kind if tiles <= self.room(kind.size) else None
         return None
 
-    def inputs(
-        self, kind: Captured, singles: NDArray[np.int32], tiles: NDArray[np.int32]
-    ) -> NDArray[np.int32]:
-        """What ``run`` wants: single tokens and tiles, filled up with such as do nothing."""
-        begin = self._singles if kind.singles else 0
-        words = np.zeros(begin + 2 * self.room(kind.size), np.int32)
+    def write(
+        self,
+        words: NDArray[np.int32],
+        kind: Captured,
+        singles: NDArray[np.int32],
+        tiles: NDArray[np.int32],
+    ) -> None:
+        """Writes what ``run`` reads: single tokens and tiles, filled up with such as do nothing."""
+        begin = self._singles
         words[:begin] = self._decoder.idle_token
         words[: len(singles)] = singles
+        words[begin : begin + 2 * self.room(kind.size)] = 0
         words[begin : begin + tiles.size] = tiles.reshape(-1)
-        return words
 
     def warm(self) -> None:
         """Runs every kind once with nothing to attend: while a graph is captured nothing may be
         compiled or loaded. One layer does, as all of them are of the same shapes."""
-        self._decoder.columns.targets.fill_(-1)
         self._inputs.zero_()
         self._inputs[: self._singles].fill_(self._decoder.idle_token)
         for kind in self.kinds:
@@ -113,19 +127,20 @@ class PrefillGraphs:
                 self._run(kind)
             self.graphs[kind] = graph
 
-    def run(self, kind: Captured, inputs: Tensor) -> Tensor:
-        """Runs a step with these ``inputs``, on the device. As ``CudaDecoder.run``."""
-        begin = 0 if kind.singles else self._singles
-        self._inputs[begin : begin + len(inputs)].copy_(inputs)
+    def run(self, kind: Captured, bounds: Bounds) -> Tensor:
+        """Runs the step whose message is on the device. As ``CudaDecoder.run``."""
         graph = self.graphs.get(kind)
         if graph is None:  # nothing is captured yet, or ever without a device
-            return self._run(kind)
+            return self._run(kind, bounds)
         graph.replay()
         return self._decoder.normed(kind.size)
 
-    def _run(self, kind: Captured, layers: int | None = None) -> Tensor:
-        begin = self._singles
-        tiles = self._inputs[begin : begin + 2 * self.room(kind.size)].view(-1, 2)
+    def _run(
+        self, kind: Captured, bounds: Bounds | None = None, *, layers: int | None = None
+    ) -> Tensor:
+        size, begin = kind.size, self._singles
+        self._prepare(size, bounds or Bounds(min(self._rows, size), size, self._updates))
+        tiles = self._inputs[begin : begin + 2 * self.room(size)].view(-1, 2)
         singles = self._inputs[:begin] if kind.singles else None
         batch = MixedBatch(singles=singles, tiles=tiles, fresh=())
-        return self._decoder.run(kind.size, batch, layers=layers)
+        return self._decoder.run(size, batch, layers=layers)

@@ -4,7 +4,8 @@ Message  ``inbox[capacity]`` int32, see ``Message``: counts, then columns at fix
 Shapes   table[slots + 1, blocks] int64: item offsets in the region; the last slot is the spare
          one that padding rows use, and its table is 0: they read block 0 and write nothing
          last[slots + 1] int32: the last sampled token of each slot
-Order    one program applies table updates; then a program a row fills its tokens
+Order    one program applies table updates; then a program a row fills its tokens, and in a step with
+         prompts one more sees to the tokens that only fill the step up
 Twin     reference.prepare
 """
 
@@ -129,7 +130,7 @@ def _update_table(
     tl.store(table + slot * table_width + block, unit * UNIT_ITEMS, live)
 
 
-@triton.jit(do_not_specialize=["table_width", "spare", *_PLACES])
+@triton.jit(do_not_specialize=["table_width", "spare", "size", *_PLACES])
 def _prepare(
     inbox,
     table,
@@ -140,6 +141,7 @@ def _prepare(
     targets,
     table_width,
     spare,
+    size,
     AT_SLOTS,
     AT_BEGINS,
     AT_LENGTHS,
@@ -149,6 +151,7 @@ def _prepare(
     BLOCK_TOKENS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
+    PROMPTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -156,7 +159,8 @@ def _prepare(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    if row < tl.load(inbox):
+    rows = tl.load(inbox)
+    if row < rows:
         slot = tl.load(inbox + AT_SLOTS + row)
         length = tl.load(inbox + AT_LENGTHS + row)
         offset = tl.load(inbox + AT_OFFSETS + row)
@@ -173,6 +177,10 @@ def _prepare(
         tl.store(slots + at, tl.zeros([BLOCK], tl.int32) + slot, live)
         tl.store(positions + at, position, live)
         tl.store(targets + at, target, live)
+    elif PROMPTS:
+        # Tokens that only fill the step up write no KV. Programs of other rows have nothing to do.
+        at = tl.load(inbox + 2) + step
+        tl.store(targets + at, tl.zeros([BLOCK], tl.int64) - 1, (row == rows) & (at < size))
     else:
         # A padding row of a captured step: one token at position 0 of the spare slot.
         live = step == 0
@@ -199,8 +207,14 @@ def prepare(
     block_tokens: int,
     head_dim: int,
     item_bytes: int,
+    size: int | None = None,
 ) -> None:
-    """Fills the step's arrays. Rows past the message's count become padding (decode only)."""
+    """Fills the step's arrays. ``rows``, ``longest`` and ``updates`` bound what the message has.
+
+    Without ``size`` all rows are of one token, and those past the message's count become padding. With
+    it the step has so many tokens, of which those past the message's count write no KV; ``longest``
+    bounds how many those are, too.
+    """
     width = table.shape[1]
     update_block = 256
     if updates:
@@ -217,8 +231,8 @@ def prepare(
             num_warps=4,
             **OPTIONS,
         )
-    block = 1 if longest == 1 else 256
-    _prepare[(rows, triton.cdiv(longest, block))](
+    block = 1 if size is None else 256
+    _prepare[(rows + (size is not None), triton.cdiv(longest, block))](
         inbox,
         table,
         last,
@@ -228,6 +242,7 @@ def prepare(
         targets,
         width,
         table.shape[0] - 1,
+        size or rows,
         message.slots,
         message.begins,
         message.lengths,
@@ -237,6 +252,7 @@ def prepare(
         BLOCK_TOKENS=block_tokens,
         HEAD_DIM=head_dim,
         BLOCK=block,
+        PROMPTS=size is not None,
         PDL=DEPENDENT_LAUNCH,
         num_warps=1 if block == 1 else 4,
         **OPTIONS,
