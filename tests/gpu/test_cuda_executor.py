@@ -20,7 +20,7 @@ from headrace_engine.executor.cpu import CpuExecutor
 from headrace_engine.executor.cuda import CudaExecutor
 from headrace_engine.executor.cuda_prefill import PrefillGraphs
 from headrace_engine.model import cuda_decoder
-from headrace_engine.model.cuda_decoder import FRESH_TOKENS
+from headrace_engine.model.cuda_decoder import FRESH_TOKENS_OF_SMALL
 from headrace_engine.state.batch import BatchData, BatchOutput, ResolvedCopy
 from support.decoding import Driver, Run
 from support.gpu import DEVICE, ON_GPU, compiled_from_here
@@ -285,13 +285,18 @@ def test_nothing_is_compiled_after_start(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 def test_a_long_fresh_prompt_attends_as_its_pieces_do(tmp_path: Path) -> None:
     """Whole by cuDNN at a rounded length; in pieces by our kernel."""
-    folder = save(tiny_model("llama", max_position_embeddings=4096), tmp_path)
+    folder = save(tiny_model("llama", max_position_embeddings=8192), tmp_path)
     executor = CudaExecutor.load(str(folder), device=DEVICE, dtype=torch.bfloat16)
     driver = Driver(
-        executor, slots=4, batch_tokens=6400, sequence_tokens=3328, pool_blocks=400, block_tokens=64
+        executor,
+        slots=4,
+        batch_tokens=12_544,
+        sequence_tokens=6400,
+        pool_blocks=400,
+        block_tokens=64,
     )
-    prompt = [i * 37 % 331 for i in range(FRESH_TOKENS + 77)]
-    other = [i * 11 % 331 for i in range(FRESH_TOKENS)]
+    prompt = [i * 37 % 331 for i in range(FRESH_TOKENS_OF_SMALL + 77)]
+    other = [i * 11 % 331 for i in range(FRESH_TOKENS_OF_SMALL)]
     whole = driver.run(
         [
             Run(0, 0, prompt, 0, driver.start(0, prompt, logprobs=5)),

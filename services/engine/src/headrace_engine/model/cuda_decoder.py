@@ -45,7 +45,11 @@ ADDED_ROWS: Final = 512
 that follows has half as much to read and to write."""
 FRESH_TOKENS: Final = 3072
 """Least length of a prompt without cached context that attends by cuDNN, where that is faster by
-more than the launches cost of a step that is not captured. At 2,048 both take the same time."""
+more than the launches cost of a step that is not captured. At 2,048 both take the same time,"""
+FRESH_TOKENS_OF_SMALL: Final = 6144
+"""and of a small model such a step waits for its launches, 0.6 ms a layer, until prompts are this long."""
+_SMALL_LAYER: Final = 64 << 20
+"""Items at most of a small model's layer."""
 _FRESH_STEP: Final = 512
 """cuDNN makes a plan for each length, 40 ms each on an H200: lengths are rounded up to this."""
 PREFILL_SIZES: Final = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
@@ -108,6 +112,11 @@ class CudaDecoder:
         self._dtype = weights.embedding.dtype
         self._on_gpu = self._device.type == "cuda"
         self._processors = processors_of(self._device)
+        layer = weights.layers[0]
+        matrices = (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
+        small = sum(matrix.numel() for matrix in matrices) <= _SMALL_LAYER
+        self.fresh_tokens = FRESH_TOKENS_OF_SMALL if small else FRESH_TOKENS
+        """Least length of a prompt in ``MixedBatch.fresh``."""
 
     def allocate(self, *, tokens: int, rows: int, block_tokens: int) -> None:
         """Makes scratch for batches of ``tokens`` tokens and ``rows`` rows."""
@@ -137,7 +146,7 @@ class CudaDecoder:
         self._gate_up = empty(tokens, 2 * config.intermediate)
         self._active = empty(tokens, config.intermediate)
         self._fresh = torch.zeros(
-            (rounded_up(tokens) if tokens >= FRESH_TOKENS else 0, config.qkv_width),
+            (rounded_up(tokens) if tokens >= self.fresh_tokens else 0, config.qkv_width),
             dtype=self._dtype,
             device=self._device,
         )
@@ -166,7 +175,7 @@ class CudaDecoder:
         thread: cuDNN's plans belong to a thread."""
         if not self._on_gpu:
             return
-        for length in range(FRESH_TOKENS, self._fresh.shape[0] + 1, _FRESH_STEP):
+        for length in range(self.fresh_tokens, self._fresh.shape[0] + 1, _FRESH_STEP):
             self._attend_rounded(self._fresh[:length])
         layer = self.weights.layers[0]
         for size in range(PREFILL_SIZES[-1], self._normed.shape[0] + 1, _SIZE_STEP):
