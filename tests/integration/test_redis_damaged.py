@@ -13,6 +13,7 @@ from headrace_cli.errors import CommandFailed as CliFailed
 from headrace_cli.keys import KeyPlace, export
 from headrace_contracts import keys
 from headrace_contracts.codes import FinishReason
+from headrace_contracts.pb.queue_pb2 import ModelCard
 from headrace_engine.executor.echo import EchoExecutor
 from headrace_engine.intake.desk import Desk
 from headrace_engine.intake.lease import LeaseKeeper, Load, Progress
@@ -27,6 +28,7 @@ from headrace_transport.connection import (
     RedisEngineWire,
     RedisGatewayWire,
 )
+from headrace_transport.errors import CommandFailed
 from headrace_transport.server import Server
 from structlog.testing import capture_logs
 from support.processes import PEPPER
@@ -92,6 +94,26 @@ async def test_an_engine_puts_its_card_again_where_it_was_damaged(
     async with beside(keeper.run()):
         async with asyncio.timeout(20):
             await put.wait()
+
+
+async def test_a_file_of_another_type_is_told_to_its_engine_and_written_again(
+    link: Server, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    digest = await engine.put_blob(b"words")
+    card = ModelCard(version=1, model=OTHER, files={"a": f"sha256:{digest}"})
+    await engine.put_card(card)
+    assert await engine.card(OTHER) == card
+    await link.pipeline([("DEL", keys.blob(digest)), ("RPUSH", keys.blob(digest), JUNK)])
+    with pytest.raises(CommandFailed):
+        await gateway.blob(digest)
+    assert await engine.card(OTHER) is None
+    with capture_logs() as said:
+        assert await engine.put_blob(b"words") == digest
+        await engine.put_card(card)
+    assert [(each["event"], each["key"]) for each in said] == [("wire.replaced", keys.blob(digest))]
+    assert await gateway.blob(digest) == b"words"
+    assert await engine.card(OTHER) == card
+    assert await link.command("PTTL", keys.blob(digest)) == -1
 
 
 @pytest.mark.parametrize("damage", ["field", "value", "type", "name"])

@@ -177,6 +177,24 @@ async def test_claim_moves_a_request_from_queue_to_lease(
     assert (state["status"], state["attempt"], state["owner"]) == ("running", "1", "e-1")
 
 
+@pytest.mark.parametrize(("over", "runs"), [(0, {"r1"}), (1, set[str]())])
+async def test_claim_takes_no_record_in_its_stream_that_is_larger_than_submit_puts_there(
+    over: int, runs: set[str], redis: Redis, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    made = record("r1")
+    await gateway.submit(made, max_queued=9)
+    made.cache_salt = bytes(INLINE_RECORD_BYTES)
+    made.cache_salt = bytes(2 * INLINE_RECORD_BYTES - made.ByteSize() + over)
+    assert made.ByteSize() == INLINE_RECORD_BYTES + over
+    entry_id = await redis("XADD", STREAM, "*", "id", "r1", "record", made.SerializeToString())
+    await redis("HSET", keys.state("r1"), "entry", as_text(entry_id))
+    assert set(await claim(engine)) == runs
+    letters = as_entries(await redis("XRANGE", keys.dead_letters(MODEL), "-", "+"))
+    assert [fields["reason"] for _, fields in letters] == (
+        [] if runs else [b"its record is gone or too large"]
+    )
+
+
 async def test_claim_acknowledges_tombstones(
     redis: Redis, gateway: RedisGatewayWire, engine: RedisEngineWire
 ) -> None:
@@ -285,6 +303,20 @@ async def test_cancel_nudges_the_owner_on_a_stream_that_ends(
     ((_, fields),) = as_entries(await redis("XRANGE", keys.control("e-1"), "-", "+"))
     assert Control.FromString(fields["control"]).cancel.id == "r1"
     assert await redis("HGET", keys.cancels(MODEL), "r1") == mark().SerializeToString()
+
+
+@pytest.mark.parametrize("n", ["2", "junk"])
+async def test_marks_of_a_request_go_with_it_however_many_choices_it_says_to_have(
+    n: str, redis: Redis, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    await gateway.submit(record("r1", n=2), max_queued=9)
+    await gateway.submit(record("r2", slot=20, n=2), max_queued=9)
+    await claim(engine)
+    for name in ("r1", "r2"):
+        await gateway.cancel(MODEL, name, mark(choice=1))
+    await redis("HSET", keys.state("r1"), "n", n)
+    assert await finish(engine, "r1")
+    assert await redis("HKEYS", keys.cancels(MODEL)) == [b"r2/1"]
 
 
 async def test_cancel_of_a_request_that_changed_meanwhile_does_nothing(

@@ -76,8 +76,9 @@ async def test_cards_outlive_their_engines(wires: Wires) -> None:
     gateway, engine = await wires.gateway(), await wires.engine()
     assert await gateway.cards() == []
     assert await gateway.card(MODEL) is None
+    files = {"tokenizer.json": f"sha256:{await engine.put_blob(b'words')}"}
     cards = [
-        ModelCard(version=1, model=name, context_tokens=64, files={"tokenizer.json": "sha256:0"})
+        ModelCard(version=1, model=name, context_tokens=64, files=files)
         for name in ("b/second", "a-first")
     ]
     for card in cards:
@@ -87,6 +88,14 @@ async def test_cards_outlive_their_engines(wires: Wires) -> None:
     assert await gateway.cards() == [cards[1], cards[0]]
     await engine.leave_engine(INFO)
     assert len(await gateway.cards()) == 2
+
+
+async def test_a_card_is_none_to_engines_once_a_file_of_it_is_lost(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    lost = ModelCard(version=1, model=MODEL, files={"a": f"sha256:{'0' * 64}"})
+    await engine.put_card(lost)
+    assert await gateway.card(MODEL) == lost
+    assert await engine.card(MODEL) is None  # which has its engine put all of it again
 
 
 async def test_blob_is_found_by_its_checksum(wires: Wires) -> None:

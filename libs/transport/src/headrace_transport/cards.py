@@ -85,13 +85,21 @@ class CardWrites(CardReads):
     """Cards as the engine writes them."""
 
     async def card(self, model: str) -> ModelCard | None:
-        """See ``EngineWire.card``. One that is not listed with the others is none."""
+        """See ``EngineWire.card``. One that is not listed with the others is none, nor is one of
+        whose files the server has lost any.
+        """
         listed = await self._server.command("ZSCORE", keys.MODELS, check_model(model))
         if listed is None:
             return None
         with self.damaged.skipped("card", model):
-            return await super().card(model)
+            card = await super().card(model)
+            if card is not None and await self._are_there(digests_of(card)):
+                return card
         return None
+
+    async def _are_there(self, digests: Set[str]) -> bool:
+        kinds = await self._server.pipeline([("TYPE", keys.blob(digest)) for digest in digests])
+        return all(kind == b"string" for kind in kinds)
 
     async def put_card(self, card: ModelCard) -> None:
         """See ``EngineWire.put_card``. What the card before named and no card names now ends, also
@@ -135,11 +143,11 @@ class CardWrites(CardReads):
         digest = sha256(data).hexdigest()
         name, ttl_ms = keys.blob(digest), self._server.options.blob_ttl_ms
         # XX: what a card names has no end, and gets none.
-        _, there = await self._server.pipeline(
-            [("PEXPIRE", name, ttl_ms, "XX"), ("EXISTS", name)],
-        )
-        if not as_int(there):
+        _, kind = await self._server.pipeline([("PEXPIRE", name, ttl_ms, "XX"), ("TYPE", name)])
+        if kind != b"string":
             await self._server.command("SET", name, data, "PX", ttl_ms)
+            if kind != b"none":
+                self.damaged.replaced(name, as_text(kind))
         return digest
 
 

@@ -502,7 +502,9 @@ class EngineWire(Protocol):
         ...
 
     async def card(self, model: str) -> ModelCard | None:
-        """A model's card; None also for one that cannot be read, which an engine puts again."""
+        """A model's card; None also for one that cannot be read, or whose files are not all there,
+        which an engine puts again.
+        """
         ...
 
     async def put_blob(self, data: bytes) -> str:

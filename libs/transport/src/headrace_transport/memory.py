@@ -639,6 +639,14 @@ class MemoryEngineWire(_MemoryWire):
             for name, control in await stream.read(after, block_ms=block_ms)
         ]
 
+    async def card(self, model: str) -> ModelCard | None:
+        """See ``EngineWire.card``."""
+        card = await super().card(model)
+        lost = card is not None and any(
+            self._broker.blob(each) is None for each in digests_of(card)
+        )
+        return None if lost else card
+
     async def put_card(self, card: ModelCard) -> None:
         """See ``EngineWire.put_card``."""
         await self._broker.enter()

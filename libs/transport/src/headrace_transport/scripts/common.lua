@@ -57,7 +57,7 @@ local function num(value)
   return n
 end
 
--- The named fields of a request's state, or nil when it has none.
+-- The named fields of a request's state, or nil when it has none; ``damaged`` where a number is none.
 local function read(id, ...)
   local names = {...}
   local values = redis.pcall('HMGET', state_key(id), 'status', unpack(names))
@@ -65,7 +65,9 @@ local function read(id, ...)
   local st = {status = values[1]}
   for i, name in ipairs(names) do
     st[name] = values[i + 1] or ''
-    if NUMBERS[name] and not is_number(name, st[name]) then st[name] = NUMBERS[name] end
+    if NUMBERS[name] and not is_number(name, st[name]) then
+      st[name], st.damaged = NUMBERS[name], true
+    end
   end
   return st
 end
@@ -223,7 +225,7 @@ local function end_request(id, st, reason, usage)
   redis.call('ZREM', K.orphans, id)
   redis.call('ZREM', K.suspects, id)
   redis.pcall('SREM', requests_key(st.gateway), id)  -- of another type: a submit empties it
-  redis.call('HDEL', K.cancels, unpack(mark_fields(id, tonumber(st.n) or 1)))
+  redis.call('HDEL', K.cancels, unpack(mark_fields(id, st.damaged and MOST.n or tonumber(st.n))))
   redis.call('DEL', body_key(id))
   if st.key ~= '' then redis.pcall('ZREM', running_key(st.tenant, st.key), id) end  -- likewise
   redis.call('HSET', state_key(id), 'status', 'finished', 'finish', reason, 'usage', usage)
