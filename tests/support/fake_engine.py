@@ -26,7 +26,8 @@ from headrace_engine.state.request import Request, RequestHandle
 from headrace_kit.clock import Clock, SystemClock
 from headrace_kit.metrics import Registry
 from headrace_transport.interface import FIRST_FRAME
-from headrace_transport.memory import MemoryBroker, MemoryEngineWire, MemoryGatewayWire
+from headrace_transport.memory import MemoryEngineWire, MemoryGatewayWire
+from headrace_transport.memory_broker import MemoryBroker
 from support.out_stream import OutStream
 from support.waiting import eventually
 

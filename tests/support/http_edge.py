@@ -16,7 +16,8 @@ from headrace_gateway.http.api import build_api
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_kit.metrics import Registry
 from headrace_kit.traces import Tracing
-from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
+from headrace_transport.memory import MemoryGatewayWire
+from headrace_transport.memory_broker import MemoryBroker
 from support.clock import FakeClock
 from support.fake_inference import (
     KEY,

@@ -44,7 +44,8 @@ from headrace_gateway.text.pipeline import TextPipeline
 from headrace_kit.clock import Clock, SystemClock
 from headrace_kit.metrics import Registry
 from headrace_transport.interface import Claimed, EngineInfo, EngineWire, GatewayWire, Lease
-from headrace_transport.memory import MemoryBroker, MemoryEngineWire, MemoryGatewayWire
+from headrace_transport.memory import MemoryEngineWire, MemoryGatewayWire
+from headrace_transport.memory_broker import MemoryBroker
 from support.toy_tokenizers import byte_level
 from support.waiting import PATIENCE_S, eventually
 

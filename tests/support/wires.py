@@ -19,7 +19,8 @@ from headrace_contracts.pb.queue_pb2 import (
 )
 from headrace_transport.connection import connect_engine, connect_gateway
 from headrace_transport.interface import Claimed, EngineWire, GatewayWire
-from headrace_transport.memory import MemoryBroker, MemoryEngineWire, MemoryGatewayWire
+from headrace_transport.memory import MemoryEngineWire, MemoryGatewayWire
+from headrace_transport.memory_broker import MemoryBroker
 from headrace_transport.options import WireOptions
 from support.clock import FakeClock
 from support.redis import RedisServer

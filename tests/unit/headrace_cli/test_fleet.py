@@ -10,7 +10,8 @@ from headrace_cli.fleet import Fleet, drain, gone, picture
 from headrace_cli.state import StateDir
 from headrace_contracts.pb.queue_pb2 import ModelCard
 from headrace_transport.interface import EngineInfo
-from headrace_transport.memory import MemoryBroker, MemoryEngineWire, MemoryGatewayWire
+from headrace_transport.memory import MemoryEngineWire, MemoryGatewayWire
+from headrace_transport.memory_broker import MemoryBroker
 from support.clock import FakeClock
 
 IDS = ("pod-1-00000001", "pod-12-00000002")

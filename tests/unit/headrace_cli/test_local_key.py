@@ -6,7 +6,8 @@ import pytest
 from headrace_cli.local_key import KeyKeeper, usable_key
 from headrace_gateway.auth.keys import Authenticator, KeyStore
 from headrace_gateway.auth.tokens import parse_token
-from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
+from headrace_transport.memory import MemoryGatewayWire
+from headrace_transport.memory_broker import MemoryBroker
 from support.clock import FakeClock
 
 PEPPER = b"p" * 32

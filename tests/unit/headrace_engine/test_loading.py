@@ -19,7 +19,8 @@ from headrace_engine.loading import (
 )
 from headrace_engine.model.loader.tokenizer_files import TokenizerFiles
 from headrace_engine.settings import EngineSettings, block_tokens
-from headrace_transport.memory import MemoryBroker, MemoryEngineWire
+from headrace_transport.memory import MemoryEngineWire
+from headrace_transport.memory_broker import MemoryBroker
 from structlog.testing import capture_logs
 
 

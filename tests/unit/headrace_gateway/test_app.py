@@ -18,7 +18,8 @@ from headrace_kit.errors import SettingsError
 from headrace_kit.process import OK, REFUSED
 from headrace_transport.errors import TransportUnavailable
 from headrace_transport.interface import ApiKey, GatewayWire
-from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
+from headrace_transport.memory import MemoryGatewayWire
+from headrace_transport.memory_broker import MemoryBroker
 from support.redis import free_port
 
 PEPPER = "0123456789abcdef"

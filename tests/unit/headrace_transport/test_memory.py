@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from headrace_transport.errors import RecordRejected, TransportUnavailable
 from headrace_transport.interface import FIRST_FRAME, EngineWire, GatewayWire
-from headrace_transport.memory import MemoryBroker, MemoryEngineWire, MemoryGatewayWire
+from headrace_transport.memory import MemoryEngineWire, MemoryGatewayWire
+from headrace_transport.memory_broker import MemoryBroker
 from support.clock import FakeClock
 from support.wires import GATEWAY, LEASE_MS, MODEL, claim, frame, record
 

@@ -8,7 +8,7 @@ import pytest
 from headrace_contracts.codes import Code, FinishReason
 from headrace_contracts.pb import codes_pb2
 from headrace_contracts.pb.queue_pb2 import CancelMark, LogEntry, RowFinish, Usage
-from headrace_transport.memory import MemoryBroker
+from headrace_transport.memory_broker import MemoryBroker
 from support.clock import FakeClock
 from support.fake_engine import IntakeBench, token_of
 from support.held import make_record

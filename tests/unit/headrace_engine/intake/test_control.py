@@ -15,7 +15,7 @@ from headrace_contracts.pb.queue_pb2 import (
     Control,
     Drain,
 )
-from headrace_transport.memory import MemoryBroker
+from headrace_transport.memory_broker import MemoryBroker
 from structlog.testing import capture_logs
 from support.fake_engine import IntakeBench, token_of
 from support.held import make_record

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from headrace_engine.intake.publisher import SPARED_ATTEMPTS
-from headrace_transport.memory import MemoryBroker
+from headrace_transport.memory_broker import MemoryBroker
 from support.fake_engine import IntakeBench, token_of
 from support.held import make_record
 from support.waiting import eventually

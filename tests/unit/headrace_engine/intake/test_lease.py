@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from headrace_engine.intake.lease import Progress
-from headrace_transport.memory import MemoryBroker
+from headrace_transport.memory_broker import MemoryBroker
 from support.clock import FakeClock
 from support.fake_engine import IntakeBench
 from support.held import make_record

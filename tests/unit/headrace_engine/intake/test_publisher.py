@@ -13,7 +13,7 @@ from headrace_engine.intake.publisher import pump
 from headrace_engine.state.outputs import PassOutputs
 from headrace_transport.errors import TransportUnavailable
 from headrace_transport.interface import FrameId
-from headrace_transport.memory import MemoryBroker
+from headrace_transport.memory_broker import MemoryBroker
 from support.fake_engine import IntakeBench, token_of
 from support.held import make_record
 from support.waiting import eventually

@@ -11,7 +11,7 @@ from headrace_contracts.pb import codes_pb2
 from headrace_contracts.pb.queue_pb2 import CancelMark, LogEntry
 from headrace_transport.errors import TransportUnavailable
 from headrace_transport.interface import Logged, Settled
-from headrace_transport.memory import MemoryBroker
+from headrace_transport.memory_broker import MemoryBroker
 from support.fake_engine import IntakeBench, token_of
 from support.held import make_record
 from support.waiting import eventually

@@ -12,7 +12,7 @@ from headrace_contracts.pb.queue_pb2 import CancelMark, Control, Drain
 from headrace_engine.state.metrics import WaitingChoice
 from headrace_engine.state.request import RequestHandle
 from headrace_transport.interface import Wait
-from headrace_transport.memory import MemoryBroker
+from headrace_transport.memory_broker import MemoryBroker
 from support.clock import FakeClock
 from support.fake_engine import IntakeBench, token_of
 from support.held import make_record

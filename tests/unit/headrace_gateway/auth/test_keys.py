@@ -11,7 +11,8 @@ from headrace_gateway.auth.keys import Authenticator, KeyStore
 from headrace_gateway.errors import BackendUnavailable, InvalidApiKey, PermissionDenied
 from headrace_transport.errors import CommandFailed
 from headrace_transport.interface import ApiKey
-from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
+from headrace_transport.memory import MemoryGatewayWire
+from headrace_transport.memory_broker import MemoryBroker
 from structlog.testing import capture_logs
 from support.clock import FakeClock
 

@@ -11,7 +11,8 @@ from headrace_gateway.auth.keys import KeyStore
 from headrace_gateway.auth.upkeep import KeyUpkeep
 from headrace_transport.errors import CommandFailed, TransportUnavailable
 from headrace_transport.interface import ApiKey
-from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
+from headrace_transport.memory import MemoryGatewayWire
+from headrace_transport.memory_broker import MemoryBroker
 from support.clock import FakeClock
 
 

@@ -16,7 +16,8 @@ from headrace_gateway.inference.tasks import Tasks
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.text.pipeline import TextPipeline
 from headrace_kit.metrics import Registry
-from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
+from headrace_transport.memory import MemoryGatewayWire
+from headrace_transport.memory_broker import MemoryBroker
 from support.clock import FakeClock
 from support.wire import toy_card, toy_files, toy_ids
 from support.wires import record

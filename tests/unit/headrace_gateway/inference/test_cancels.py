@@ -12,7 +12,8 @@ from headrace_gateway.inference.tasks import Tasks
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_kit.metrics import Registry
 from headrace_transport.errors import TransportUnavailable
-from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
+from headrace_transport.memory import MemoryGatewayWire
+from headrace_transport.memory_broker import MemoryBroker
 
 
 class Wire(MemoryGatewayWire):

@@ -12,7 +12,8 @@ from headrace_gateway.errors import BackendUnavailable, Internal, ModelNotFound,
 from headrace_gateway.inference.catalog import Catalog
 from headrace_gateway.text.pipeline import TextPipeline
 from headrace_transport.interface import EngineInfo
-from headrace_transport.memory import MemoryBroker, MemoryEngineWire, MemoryGatewayWire
+from headrace_transport.memory import MemoryEngineWire, MemoryGatewayWire
+from headrace_transport.memory_broker import MemoryBroker
 from support.clock import FakeClock
 from support.wire import toy_card, toy_files
 

@@ -16,7 +16,8 @@ from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.text.pipeline import TextDelta, TextPipeline
 from headrace_kit.metrics import Registry
 from headrace_transport.interface import FIRST_FRAME, FrameId, OutEntry
-from headrace_transport.memory import MemoryBroker, MemoryEngineWire, MemoryGatewayWire
+from headrace_transport.memory import MemoryEngineWire, MemoryGatewayWire
+from headrace_transport.memory_broker import MemoryBroker
 from support.clock import FakeClock
 from support.waiting import eventually
 from support.wire import toy_card, toy_files, toy_ids

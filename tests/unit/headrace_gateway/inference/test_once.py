@@ -12,7 +12,8 @@ from headrace_contracts.pb.queue_pb2 import CancelMark
 from headrace_gateway.errors import BackendUnavailable, Conflict, QueueFull, RequestNotFound
 from headrace_gateway.inference.calls import Call
 from headrace_gateway.inference.once import GRACE_S, Once, once_key
-from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
+from headrace_transport.memory import MemoryGatewayWire
+from headrace_transport.memory_broker import MemoryBroker
 from support.clock import FakeClock
 from support.waiting import eventually
 from support.wire import Gateway, LateCancel, Stack, call, read, texts

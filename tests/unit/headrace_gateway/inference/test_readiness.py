@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from headrace_gateway.inference.readiness import Readiness
-from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
+from headrace_transport.memory import MemoryGatewayWire
+from headrace_transport.memory_broker import MemoryBroker
 
 
 async def test_it_is_ready_while_the_server_answers_and_it_does_not_drain() -> None:

@@ -12,7 +12,8 @@ from headrace_gateway.errors import BackendUnavailable, EngineFailed, Internal, 
 from headrace_gateway.inference.calls import Delta, SamplingCall
 from headrace_transport.errors import CommandFailed
 from headrace_transport.interface import EngineInfo
-from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
+from headrace_transport.memory import MemoryGatewayWire
+from headrace_transport.memory_broker import MemoryBroker
 from support.clock import FakeClock, passing
 from support.waiting import eventually
 from support.wire import Gateway, Stack, call, finishes, read, texts, toy_ids

@@ -15,7 +15,8 @@ from headrace_gateway.inference.calls import SamplingCall
 from headrace_gateway.inference.resume import EdgeNote, parse_cursor, place, record_ids
 from headrace_transport.errors import CommandFailed, TransportUnavailable
 from headrace_transport.interface import EngineInfo, Lease, RequestState
-from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
+from headrace_transport.memory import MemoryGatewayWire
+from headrace_transport.memory_broker import MemoryBroker
 from support.clock import FakeClock
 from support.waiting import eventually
 from support.wire import CALLER, Gateway, LateAttach, Stack, call, done, finishes, read, texts

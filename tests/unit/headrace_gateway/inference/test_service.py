@@ -22,7 +22,8 @@ from headrace_gateway.inference.calls import KeepAlive, SamplingCall, TokenPromp
 from headrace_gateway.inference.running import Running
 from headrace_gateway.inference.service import TICK_S, InferenceService
 from headrace_transport.interface import RequestState
-from headrace_transport.memory import MemoryBroker, MemoryGatewayWire
+from headrace_transport.memory import MemoryGatewayWire
+from headrace_transport.memory_broker import MemoryBroker
 from support.clock import FakeClock
 from support.waiting import eventually
 from support.wire import (
