@@ -19,7 +19,6 @@ UNTESTED: dict[str, str] = {
     "headrace_engine/kernels/gpu/argmax.py": KERNELS,
     "headrace_engine/kernels/gpu/embed.py": KERNELS,
     "headrace_engine/kernels/gpu/norm.py": KERNELS,
-    "headrace_engine/kernels/gpu/prepare.py": KERNELS,
     "headrace_engine/kernels/gpu/reference.py": KERNELS,
     "headrace_engine/kernels/gpu/rope_store.py": KERNELS,
     "headrace_engine/kernels/gpu/sample.py": KERNELS,
