@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 PROGRAM = """
-import json, sys
+import json, sys, time
 from pathlib import Path
 from headrace_engine.kernels.gpu.card import Card, pretend
 
@@ -43,7 +43,17 @@ def run():
     swiglu(tensor(3, 1024, first=1), tensor(3, 512))  # not aligned: another kernel
 
 wanted = noted(run)
-first, second = compile_launches(run, 2), compile_launches(run, 2)
+
+def slow():
+    # Goes on once the first kernel is compiled, which is while others are still to come.
+    swiglu(tensor(3, 1024), tensor(3, 512))
+    limit = time.monotonic() + 120
+    while not list(Path(sys.argv[1]).glob("*/_swiglu.cubin")):
+        assert time.monotonic() < limit, "nothing is compiled before all launches are noted"
+        time.sleep(0.01)
+    run()
+
+first, second = compile_launches(slow, 2), compile_launches(run, 2)
 before = counts.found, counts.compiled
 # Triton's own way from a launch to a kernel, without the launch.
 _swiglu.warmup(
