@@ -15,8 +15,8 @@ floor     the hand-overs alone: an empty batch passed from mailbox to mailbox by
 ========  ==========================================================================================
 
 Of each: ``before`` is from the call until the first batch is with the device, ``after`` from the end of the
-last batch until the caller has its tokens (of ``stream``: of the first), ``idle`` the time between batches
-in which the device has nothing. Microseconds, median and best tenth; ``cpu`` is what all threads took of a
+last batch (of ``stream``: the first) until the caller has what came of it, ``idle`` the time between
+batches in which the device has nothing. Microseconds, median and best tenth; ``cpu`` is what all threads took of a
 processor, in one piece. The last line is JSON.
 
 usage: first_token.py [--repeats 100] [--step-ms 1] [--token-us 2.3] [--launches 40]
@@ -177,8 +177,8 @@ class Bench:
         self._device = device
         self._repeats = repeats
 
-    def measure(self, run: Callable[[], float]) -> Figures:
-        """``run`` returns when the caller had what it waited for; what it still does does not count."""
+    def measure(self, run: Callable[[], float], *, batch: int = -1) -> Figures:
+        """``run`` returns when the caller had what it waited for, which came of ``batch``."""
         for _ in range(WARM_UP):
             run()
         before: list[float] = []
@@ -192,9 +192,8 @@ class Bench:
             had = run()
             cpu.append(time.process_time() - spent)
             ran = self._device.ran
-            last = max(end for _, end in ran if end <= had)
             before.append(ran[0][0] - called)
-            after.append(had - last)
+            after.append(had - ran[batch][1])
             idle.append(sum(b - a for (_, a), (b, _) in pairwise(ran)))
         return Figures(
             before=1e6 * statistics.median(before),
@@ -265,7 +264,7 @@ def figures_of(device: Device, repeats: int) -> dict[str, Figures]:
         found["one-8192"] = bench.measure(infer(1, 8192))
         found["many"] = bench.measure(infer(16, 2048))
         short = prompts.take(repeats + WARM_UP, 128)
-        found["stream"] = bench.measure(stream)
+        found["stream"] = bench.measure(stream, batch=0)
     relay = Relay(device)
 
     def around() -> float:

@@ -159,6 +159,8 @@ class Stream:
 
     def close(self) -> None:
         """Cancels, and waits for the terminal status: afterwards the engine holds nothing of it."""
+        if self.ended:
+            return
         self.cancel()
         # A generator may be collected on any thread. These cannot wait for themselves.
         if threading.current_thread().name not in ENGINE_THREADS:
