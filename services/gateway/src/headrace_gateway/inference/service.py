@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Generator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from headrace_contracts.codes import FinishReason
@@ -25,7 +24,6 @@ from headrace_gateway.errors import (
     DRAIN_RETRY_S,
     Draining,
     GatewayError,
-    ModelNotFound,
     RateLimitExceeded,
     RequestNotFound,
     transport_errors,
@@ -37,23 +35,23 @@ from headrace_gateway.inference.cancels import Cancels, mark_of
 from headrace_gateway.inference.catalog import Catalog
 from headrace_gateway.inference.inbox import Inbox
 from headrace_gateway.inference.limits import RateLimits
-from headrace_gateway.inference.lookup import Found, RequestInfo
+from headrace_gateway.inference.lookup import RequestInfo
+from headrace_gateway.inference.models import ModelInfo, info_of
 from headrace_gateway.inference.once import GRACE_S, Once, forgotten
 from headrace_gateway.inference.planning import Planner
 from headrace_gateway.inference.readiness import Readiness
 from headrace_gateway.inference.receipt import Receipts
 from headrace_gateway.inference.recovery import Patience, Recovery
 from headrace_gateway.inference.resume import (
-    EdgeNote,
     check_cursor,
     parse_cursor,
     place,
-    resumed_session,
 )
 from headrace_gateway.inference.running import OpenCall, Running
 from headrace_gateway.inference.spans import tell_request
 from headrace_gateway.inference.standing import Listed, Why
 from headrace_gateway.inference.submission import Submission
+from headrace_gateway.inference.taking_up import TakingUp
 from headrace_gateway.inference.tasks import Tasks
 from headrace_gateway.inference.watch import ModelGauges, Sweeper
 from headrace_gateway.metrics import GatewayMetrics
@@ -78,21 +76,6 @@ LAST_MARKS_S: Final = 0.5
 """How long the end of a drain waits for its cancels to be on the server."""
 LAST_EVENTS_S: Final = 3.0
 """How long the end of a drain waits for readers to have told their clients."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """A model as callers see it."""
-
-    id: str
-    created: int
-    """Unix seconds."""
-    context_tokens: int
-    ready: bool
-    """Whether an engine serves it now."""
-    architecture: str
-    dtype: str
-    weights_version: str
 
 
 class InferenceService:
@@ -128,7 +111,6 @@ class InferenceService:
         self._readers = 0
         self._no_readers = asyncio.Event()
         self._no_readers.set()
-        self._resuming = asyncio.Lock()
         self._tasks = Tasks()
         self._planner = Planner(catalog, settings, clock, threads=threads, process=process)
         self._limits = RateLimits(wire, self._tasks)
@@ -173,6 +155,16 @@ class InferenceService:
                 settings.silence_check_s, settings.lost_engine_s, settings.scale_from_zero
             ),
             changed=self._book.changed,
+        )
+        self._taking_up = TakingUp(
+            wire,
+            process,
+            clock,
+            metrics,
+            book=self._book,
+            inbox=self._inbox,
+            catalog=catalog,
+            recovery=self._recovery,
         )
         self._warm_rounds = Rounds("catalog.warm_missed")
         self._trim_rounds = Rounds("inbox.trim_missed")
@@ -314,8 +306,8 @@ class InferenceService:
             here.coming += 1  # before anything is waited for: its grace may be about to end
         try:
             if here is not None:
-                await self._take_back(here)
-            call = await self._opened(request_id, caller, span)
+                await self._taking_up.take_back(here)
+            call = await self._taking_up.opened(request_id, caller, span)
             check_cursor(cursor, call)
             call.left_at = None
             call.grace_s = max(call.grace_s, grace_s)
@@ -323,22 +315,6 @@ class InferenceService:
         finally:
             if here is not None:
                 here.coming -= 1
-
-    async def _opened(self, request_id: str, caller: Caller, span: Span) -> OpenCall:
-        """The call as it is open here, or taken up. What is here waits for nobody else's."""
-        call = self._book.find(request_id)
-        if call is None or call.moved:
-            async with self._resuming:  # of two at once, one takes it up
-                call = self._book.find(request_id)
-                if call is not None and call.moved:  # taken up like one that was never here
-                    self._book.drop(call, self._inbox)
-                    call = None
-                if call is None:
-                    return await self._take_up(request_id, caller, span)
-        lookup.check_owner(call.tenant, call.key_id, request_id, caller)
-        self._metrics.resumes.labels("here").inc()
-        span.link(call.sessions[0].record.traceparent)
-        return call
 
     async def cancel(self, request_id: str, caller: Caller) -> bool:
         """Cancels a request wherever it is. False: it had ended.
@@ -400,12 +376,12 @@ class InferenceService:
         """The models that the caller may use, by name."""
         cards = await self._catalog.cards()
         names = sorted(name for name in cards if not caller.models or name in caller.models)
-        return [await self._info(name) for name in names]
+        return [await info_of(self._catalog, name) for name in names]
 
     async def model(self, name: str, caller: Caller) -> ModelInfo:
         """One model. Raises ``ModelNotFound`` and ``PermissionDenied``."""
         await self._planner.card(name, caller)
-        return await self._info(name)
+        return await info_of(self._catalog, name)
 
     # what readers ask for
 
@@ -484,77 +460,6 @@ class InferenceService:
             echo=echo,
         )
 
-    # taking up
-
-    async def _take_back(self, call: OpenCall) -> None:
-        """A call that is open here may be read elsewhere by now, which this gateway need not know
-        yet. Whoever reads on here takes it back: the newest reader is the one that counts.
-        """
-        for session in call.sessions:
-            if session.ended:
-                continue
-            try:
-                state = await self._wire.request_state(session.id)
-                if state is not None and state.gateway not in ("", self._process):
-                    session.attach_wanted = True
-                    await self._recovery.mend(session)
-            except transport.TransportUnavailable:
-                return  # what is here can be read; the rest comes when the server does
-            except transport.CommandFailed as error:  # its state is damaged: so it can
-                log.error("request.unreadable", id=session.id, reason=str(error))
-
-    async def _take_up(self, request_id: str, caller: Caller, span: Span) -> OpenCall:
-        """Makes a call of what the server knows, and has its rows sent here."""
-        found = await lookup.find(self._wire, request_id, caller)
-        note = EdgeNote.decode(found.first.edge)
-        if note is None or not found.complete:
-            raise RequestNotFound(request_id)
-        try:
-            model = await self._catalog.model(found.first.model)
-        except ModelNotFound as error:
-            raise RequestNotFound(request_id) from error
-        now = self._clock.monotonic()
-        sessions = [
-            resumed_session(record_id, model, note, state, now=now)
-            for record_id, state in found.states
-        ]
-        call = OpenCall(
-            call_id=request_id,
-            model=found.first.model,
-            kind=note.kind,
-            key_id=caller.key_id,
-            tenant=caller.tenant,
-            n=found.first.n,
-            sessions=sessions,
-            names=model.text,
-            fingerprint=model.fingerprint,
-            created_ms=found.first.created_ms,
-            arrived=now,
-            deadline=None,
-            span=span,
-            resumed=True,
-            resumable=True,
-            grace_s=note.grace_s,
-        )
-        for session in sessions:
-            self._inbox.open(session)
-        try:
-            with transport_errors():
-                for session in sessions:
-                    await self._recovery.mend(session)
-        except BaseException:
-            for session in sessions:
-                self._inbox.close(session)
-            raise
-        if _is_forgotten(call, found):
-            for session in sessions:
-                self._inbox.close(session)
-            raise RequestNotFound(request_id)
-        self._metrics.resumes.labels("log" if call.ended else "engine").inc()
-        span.link(note.traceparent)
-        self._book.enter(call)
-        return call
-
     # beside the calls
 
     def _reconnected(self) -> None:
@@ -595,22 +500,3 @@ class InferenceService:
             with self._warm_rounds.guarded():
                 await self._catalog.warm()
             await asyncio.sleep(WARM_FIRST_S if self._catalog.empty else WARM_EVERY_S)
-
-    async def _info(self, name: str) -> ModelInfo:
-        card = await self._catalog.card(name)
-        engines = await self._catalog.engines(name)
-        return ModelInfo(
-            id=card.model,
-            created=card.created,
-            context_tokens=card.context_tokens,
-            ready=any(engine.state == "ready" for engine in engines),
-            architecture=card.architecture,
-            dtype=card.dtype,
-            weights_version=card.weights_version,
-        )
-
-
-def _is_forgotten(call: OpenCall, found: Found) -> bool:
-    """Whether a call has ended and its log is gone: there is nothing to read of it."""
-    used = [state.usage.completion_tokens for _, state in found.states if state.usage is not None]
-    return call.ended and sum(used) > 0 and call.usage.completion_tokens == 0
