@@ -75,6 +75,19 @@ def test_every_edge_gives_the_cpus_token() -> None:
     )
 
 
+def test_logprobs_are_no_more_than_there_are_tokens() -> None:
+    sampler = CudaSampler(2, 1, 5, torch.device(DEVICE))
+    batch = decode_batch(1, first=True, logprobs=20, temperature=0.0)
+    sampler.note(batch.starts)
+    sampler.start(batch.starts)
+    assert sampler.width_of(batch) == 5
+    logits = torch.tensor([[0.0, 3.0, 1.0, 4.0, 2.0]], device=DEVICE)
+    nothing = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    sampler.choose(logits, CLASSES[3], nothing, nothing, nothing)
+    assert values(sampler.top_ids[0, :5]) == [3, 1, 4, 2, 0]
+    assert float(sampler.top_logprobs[0, :5].exp().sum()) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     ("asked", "step", "width"),
     [
@@ -96,3 +109,15 @@ def test_a_step_is_of_the_least_class_that_its_rows_need(
         batch = decode_batch(1, first=True, **fields)
         sampler.note(batch.starts)
         assert (sampler.class_of(batch), sampler.width_of(batch)) == (found, wanted)
+
+
+def test_what_warms_it_up_changes_no_slot_that_runs() -> None:
+    sampler = CudaSampler(3, 2, VOCABULARY, torch.device(DEVICE))
+    tokens = np.arange(5, dtype=np.int32)
+    starts = [SlotStart(slot, tokens, 5, 0, slot_sampling(temperature=0.9)) for slot in (0, 1)]
+    sampler.note(starts)
+    sampler.start(starts)
+    sampler.warm_up()
+    assert values(sampler.last) == [4, 4, 0]
+    batch = decode_batch(1, first=True)
+    assert sampler.class_of(batch) == CLASSES[1]

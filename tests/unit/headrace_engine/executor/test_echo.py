@@ -73,6 +73,18 @@ def test_logprobs_are_those_of_a_model_that_is_certain() -> None:
     assert batch.output.top_logprobs[0, 0] > batch.output.top_logprobs[0, 1]
 
 
+def test_logprobs_are_no_more_than_there_are_tokens() -> None:
+    executor = EchoExecutor(5)
+    batch = decode_batch(1, first=True, logprobs=20)
+    executor.submit(batch)
+    executor.collect(batch)
+    assert batch.output is not None
+    assert batch.output.top_ids is not None
+    assert batch.output.top_logprobs is not None
+    assert batch.output.top_ids.tolist() == [[1, 2, 3, 4, 0]]
+    assert batch.output.top_logprobs.shape == (1, 5)
+
+
 def test_a_step_takes_the_time_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)

@@ -220,6 +220,17 @@ def test_logprobs_come_from_raw_logits() -> None:
     assert np.allclose(output.top_logprobs[0], np.sort(raw)[::-1][:3], atol=1e-5)
 
 
+def test_logprobs_are_no_more_than_there_are_tokens() -> None:
+    made = Sampler(1, 5, NumpySampling())
+    made.start(start(logprobs=20))
+    logits = np.array([[0.0, 3.0, 1.0, 4.0, 2.0]], np.float32)
+    output = sample(made, logits)
+    assert output.top_ids is not None
+    assert output.top_logprobs is not None
+    assert output.top_ids.tolist() == [[3, 1, 4, 2, 0]]
+    assert np.exp(output.top_logprobs).sum() == pytest.approx(1.0)
+
+
 def test_no_logprobs_are_computed_when_nobody_asks() -> None:
     output = sample(sampler(start()), logits_of())
     assert output.chosen_logprobs is None

@@ -95,7 +95,8 @@ class CudaSampler:
                 or bool(sampling.bias_ids)
                 or (sampling.min_new_tokens > 0 and bool(sampling.stop_token_ids))
             )
-            self._logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
+            wanted = -1 if sampling.logprobs is None else sampling.logprobs
+            self._logprobs[slot] = min(wanted, self._vocabulary)
 
     def start(self, starts: Sequence[SlotStart]) -> None:
         """Loads the parameters of slots, once a sequence and activation. Before ``choose``.
@@ -134,6 +135,28 @@ class CudaSampler:
         self._words.index_copy_(0, slots, sent[:, :_COLUMNS])
         self._floats.index_copy_(0, slots, sent[:, _FLOATS].view(torch.float32))
         self.last.index_copy_(0, slots, sent.view(torch.int32)[:, 2 * _LAST])
+
+    def warm_up(self) -> None:
+        """Starts the spare slot, so that torch's kernels for it are loaded: the first use of one waits
+        until the device stands still."""
+        nothing = SlotSampling(
+            temperature=0.0,
+            top_k=0,
+            top_p=1.0,
+            min_p=0.0,
+            presence_penalty=0.0,
+            frequency_penalty=0.0,
+            repetition_penalty=1.0,
+            bias_ids=(),
+            bias_values=(),
+            seed=0,
+            stop_token_ids=frozenset(),
+            min_new_tokens=0,
+            logprobs=None,
+            attempt=1,
+        )
+        spare = self.last.shape[0] - 1
+        self.start([SlotStart(spare, np.zeros(1, np.int32), 1, 0, nothing)])
 
     def _start_rare(self, start: SlotStart, sampling: SlotSampling) -> int:
         """Bias, bans and penalties of a slot. Returns how many tokens stop it."""
@@ -214,9 +237,10 @@ class CudaSampler:
             total = torch.logsumexp(raw, 1, keepdim=True)
             picked = torch.gather(raw, 1, chosen[:, None].long())
             self.chosen_logprobs[:rows].copy_((picked - total)[:, 0])
-            values, ids = torch.topk(raw, MAX_TOP_LOGPROBS, 1)
-            self.top_logprobs[:rows].copy_(values - total)
-            self.top_ids[:rows].copy_(ids)
+            most = min(MAX_TOP_LOGPROBS, self._vocabulary)
+            values, ids = torch.topk(raw, most, 1)
+            self.top_logprobs[:rows, :most].copy_(values - total)
+            self.top_ids[:rows, :most].copy_(ids)
 
     def _put(self, target: Tensor, values: NDArray[Any]) -> None:
         target.copy_(self._sent(values), non_blocking=True)

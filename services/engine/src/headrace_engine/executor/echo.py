@@ -87,7 +87,7 @@ class EchoExecutor:
         output = BatchOutput(tokens=chosen, failed=np.zeros(len(tokens), np.bool_))
         wanted = [self._slots[slot].sampling.logprobs for slot in slots]
         if any(w is not None for w in wanted):
-            width = max(w or 0 for w in wanted)
+            width = min(max(w or 0 for w in wanted), self._shape.vocabulary)
             output.chosen_logprobs = np.zeros(len(tokens), np.float32)
             output.top_ids = (chosen[:, None] + np.arange(width, dtype=np.int32)) % np.int32(
                 self._shape.vocabulary

@@ -179,7 +179,7 @@ class Sampler:
         ]
         if not wanted:
             return
-        width = max(count for _, count in wanted)
+        width = min(max(count for _, count in wanted), self._vocabulary)
         output.chosen_logprobs = np.zeros(len(states), np.float32)
         output.top_ids = np.zeros((len(states), width), np.int32)
         output.top_logprobs = np.zeros((len(states), width), np.float32)
@@ -190,8 +190,8 @@ class Sampler:
             total = log_sum_exp(values)
             output.chosen_logprobs[row] = values[output.tokens[row]] - total
             ids = most_likely(values, count)
-            output.top_ids[row, :count] = ids
-            output.top_logprobs[row, :count] = values[ids] - total
+            output.top_ids[row, : len(ids)] = ids
+            output.top_logprobs[row, : len(ids)] = values[ids] - total
 
 
 def computable(sampling: SlotSampling) -> SlotSampling:
