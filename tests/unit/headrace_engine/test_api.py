@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import threading
 import time
 import weakref
@@ -469,6 +470,44 @@ def test_a_sleeping_engine_refuses_work_and_wakes_with_an_empty_cache(
     assert len(shelf.devices) == level
     assert complete(engine).usage.cached_tokens == 0
     assert complete(engine).usage.cached_tokens > 0
+
+
+@pytest.mark.parametrize("then", ["wake", "close"])
+def test_a_sleep_that_is_interrupted_leaves_no_second_core(
+    engine: Engine, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    def interrupted(_thread: threading.Thread, _timeout: float | None = None) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    stream = engine.start([1], Sampling(200))
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.sleep()
+    with pytest.raises(EngineAsleep):
+        engine.start([1], Sampling(1))
+
+    if then == "close":
+        engine.close()
+        return
+    engine.wakeup()
+
+    assert stream.take().finish is FinishReason.LENGTH
+    assert [device.started for device in shelf.alive] == [1]
+    complete(engine)
+
+
+def test_a_forked_process_is_told_and_ends_nothing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = os.getpid()
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: here + 1)
+        for use in (engine.sleep, engine.wakeup, lambda: engine.start([1], Sampling(1))):
+            with pytest.raises(EngineFailed, match=f"runs in process {here}"):
+                use()
+        engine.close()
+    complete(engine)
 
 
 def test_sleeping_waits_for_what_runs(engine: Engine) -> None:

@@ -13,6 +13,7 @@ import asyncio
 import atexit
 import contextlib
 import gc
+import os
 from array import array
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, replace
@@ -80,7 +81,7 @@ class _State:
     refusal: str = ""
     """Why no work is taken, where nothing runs."""
     finishing: RunningCore | None = None
-    """Takes no more work, and still has some."""
+    """Takes no more work, and still has some; or what a call that was interrupted left."""
     closed: bool = False
 
 
@@ -111,6 +112,7 @@ class Engine:
         self._settings = settings
         self._load = load
         self._clock = clock if clock is not None else SystemClock()
+        self._process = os.getpid()
         self._control = Monitor()
         """Held by whoever puts to sleep, wakes, updates or closes."""
         loaded = load(settings, _no_progress)
@@ -202,6 +204,7 @@ class Engine:
         """
         if level not in (1, 2):
             raise ValueError(f"level is {level}, not 1 or 2")
+        self._check_process()
         with self._control:
             self._put_to_sleep(level)
             gc.collect()  # what was freed must not wait in a cycle
@@ -215,6 +218,7 @@ class Engine:
         unknown = sorted(set(tags) - set(TAGS))
         if unknown:
             raise ValueError(f"{', '.join(unknown)}: the tags are {', '.join(TAGS)}")
+        self._check_process()
         with self._control:
             state = self._checked_open()
             if state.model is None and "weights" in tags:
@@ -238,6 +242,7 @@ class Engine:
         Raises ``ModelRejected``, after which the old weights still serve; or, where the new ones
         were read but could not start, nothing does, as refusals say: wake it or update again.
         """
+        self._check_process()
         with self._control:
             state = self._checked_open()
             settings = self._settings.model_copy(
@@ -270,6 +275,8 @@ class Engine:
 
     def close(self) -> None:
         """Ends everything: what still runs gets a terminal status. Safe to repeat."""
+        if os.getpid() != self._process:
+            return  # nothing of it runs here, and its locks may be held for ever
         state = self._state.get()
         for core in (state.running, state.finishing):
             if core is not None:
@@ -277,8 +284,9 @@ class Engine:
         with self._control:
             state = self._state.get()
             self._state.put(_State(None, None, "the engine is closed", closed=True))
-            if state.running is not None:
-                state.running.stop(finish=False)
+            for core in (state.running, state.finishing):
+                if core is not None:
+                    core.stop(finish=False)
         atexit.unregister(self.close)
 
     def __enter__(self) -> Self:
@@ -315,15 +323,28 @@ class Engine:
         self._limits.put(running.core.settings)
         self._state.put(_State(running, model))
 
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise EngineFailed(
+                f"the engine runs in process {self._process}, and this is {os.getpid()}: none of its"
+                " threads came along with the fork; make an engine after it"
+            )
+
     def _checked_open(self) -> _State:
         state = self._state.get()
         if state.closed:
             raise _refused(state)
+        if state.finishing is not None:
+            # Whoever waited for it was interrupted: two cores may not use one executor.
+            state.finishing.stop(finish=True)
+            state = replace(state, finishing=None)
+            self._state.put(state)
         if state.running is not None and state.running.failure is not None:
             raise EngineFailed(str(state.running.failure)) from state.running.failure
         return state
 
     def _running(self) -> RunningCore:
+        self._check_process()
         state = self._state.get()
         if state.running is None:
             raise _refused(state)
