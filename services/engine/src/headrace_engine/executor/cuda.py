@@ -571,6 +571,11 @@ class CudaExecutor:
                 self._mixed(self._idle_batch(lengths), self._phases[0], CLASSES[0])
                 if self._on_gpu:  # the next one writes the message that this one's copy still reads
                     self._stream.synchronize()
+        if self._on_gpu:
+            # Torch has another kernel that picks the rows of the output layer where they are many.
+            most = self._ladder[-1]
+            self._decoder.project(self._decoder.normed(most), self._decoder.every_row[:most])
+            self._sampler.warm_up()
 
     def _await_kernels(self) -> None:
         if self._ready is not None:
