@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from headrace_engine.kernels.gpu import prefill_attention as module
 from headrace_engine.kernels.gpu import reference
 from headrace_engine.kernels.gpu.prefill_attention import prefill_attention, stages_of, tile_tokens
 from support.gpu import DEVICE, DTYPES, TOLERANCE, poisoned, relative_error
@@ -14,9 +15,11 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 1), (4, 1)])
+@pytest.mark.parametrize("tma", [False, True], ids=["pointers", "tma"])
 def test_prefill_attention_is_causal_over_a_cached_prefix(
-    dtype: torch.dtype, heads: int, kv_heads: int
+    dtype: torch.dtype, heads: int, kv_heads: int, tma: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "_TMA", tma)
     cache = Cache(kv_heads, dtype)
     cached = {0: 0, 1: 16, 2: 21}
     runs = [(0, 0, 70), (1, 16, 33), (2, 21, 22)]

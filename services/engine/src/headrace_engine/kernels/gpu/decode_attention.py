@@ -145,7 +145,8 @@ def _plan(
 
 
 @triton.jit
-def _line_of(blocks, tile, BLOCK_TOKENS: tl.constexpr, HEAD_DIM: tl.constexpr, TILE: tl.constexpr):
+def line_of(blocks, tile, BLOCK_TOKENS: tl.constexpr, HEAD_DIM: tl.constexpr, TILE: tl.constexpr):
+    """Where in the region's lines a tile of a slot begins, in layer 0 and head 0."""
     start = tile * TILE
     block = tl.load(blocks + start // BLOCK_TOKENS) // HEAD_DIM
     return block.to(tl.int32) + start % BLOCK_TOKENS
@@ -176,13 +177,13 @@ def _attend_piece(
     # Whole tiles first, without masks: a mask would take keys and values through registers.
     whole = tl.minimum(last, length // TILE)
     for tile in tl.range(first, whole, num_stages=STAGES):
-        line = head_line + _line_of(blocks, tile, BLOCK_TOKENS, HEAD_DIM, TILE)
+        line = head_line + line_of(blocks, tile, BLOCK_TOKENS, HEAD_DIM, TILE)
         key = lines.load([line, 0])
         value = lines.load([line + VALUE_LINES, 0])
         score = tl.dot(key, query, input_precision="ieee") * scale
         highest, mass, total = fold_narrow(score, value, highest, mass, total)
     if whole < last:
-        line = head_line + _line_of(blocks, whole, BLOCK_TOKENS, HEAD_DIM, TILE)
+        line = head_line + line_of(blocks, whole, BLOCK_TOKENS, HEAD_DIM, TILE)
         inside = (whole * TILE + tl.arange(0, TILE) < length)[:, None]
         key = lines.load([line, 0])
         # What follows the context in its last block may be anything, NaN too.
