@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from array import array
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from headrace_engine.scheduler.journal import Journal, unpack
+from headrace_engine.scheduler.journal import Journal, Segment, unpack
 from headrace_engine.scheduler.journal_file import write_journal
 from support.engine import Rig
 from support.journals import SECRET, recorded, recorded_slowly
@@ -32,6 +33,31 @@ def test_what_comes_while_a_snapshot_is_taken_is_bounded_too() -> None:
     assert len(journal.segments) == 2
     # Half, a quarter of it more, and what one pass adds.
     assert all(segment.weight < half + half // 4 + 2000 for segment in journal.segments)
+
+
+@pytest.mark.rule("journal.bounded")
+def test_what_the_ring_lets_go_is_freed_a_little_in_each_pass() -> None:
+    most = 20
+    journal = Journal(20_000, blocks_a_pass=most)
+    rig = Rig(journal=journal, phases=1, session_tokens=600, pool_blocks=200)
+    rig.push([1, 2, 3], 400)
+    sizes: dict[int, list[int]] = {}
+    known: list[Segment] = []
+    for _ in range(350):
+        rig.step()
+        for segment in journal.segments:
+            if not any(segment is other for other in known):
+                known.append(segment)
+        for at, segment in enumerate(known):
+            sizes.setdefault(at, []).append(
+                len(segment.records) + sum(len(part) for part in segment.parts)
+            )
+    assert len(known) > 4
+    for at in range(len(known) - 3):
+        assert max(sizes[at]) > 2 * most
+        assert all(before - after <= most for before, after in pairwise(sizes[at])), "at once"
+        assert not sizes[at][-1]
+    assert all(segment.records for segment in journal.segments)
 
 
 @pytest.mark.rule("journal.keys-only")

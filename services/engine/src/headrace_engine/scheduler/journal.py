@@ -100,6 +100,9 @@ class Arrival:
     """(first, end, whether it has a fingerprint) of each item."""
 
 
+Part = list[Any] | dict[Any, Any]
+
+
 @dataclass(slots=True)
 class Segment:
     """Records that follow one known state."""
@@ -112,6 +115,8 @@ class Segment:
     records: list[Record] = field(default_factory=list[Record])
     weight: int = 0
     """Bytes that the records hold, estimated."""
+    parts: list[Part] = field(default_factory=list[Part])
+    """Of what ``start`` makes its state of, whatever may be large."""
 
     @property
     def state(self) -> State | None:
@@ -141,6 +146,10 @@ class Snapshot(Protocol):
 
     def making(self) -> Making:
         """As JSON has it."""
+        ...
+
+    def parts(self) -> list[Part]:
+        """Whatever of it may be large."""
         ...
 
 
@@ -192,10 +201,10 @@ class Journal:
     Invariants
         replaying a segment from its state gives every hash in it
         at most two segments, each of half of ``limit_bytes``, a quarter of that for what comes while the next
-            snapshot is taken, what one pass adds, and one snapshot
+            snapshot is taken, what one pass adds, and one snapshot; and what is left of a third
     """
 
-    __slots__ = ("_begun_s", "_blocks_a_pass", "_decode_digest", "_half", "_in_flight", "_origin", "_sink", "_slots",
+    __slots__ = ("_begun_s", "_blocks_a_pass", "_decode_digest", "_half", "_in_flight", "_origin", "_remains", "_sink", "_slots",
                  "_take", "_taking", "likened", "named", "segments")  # fmt: skip
 
     def __init__(
@@ -209,7 +218,9 @@ class Journal:
         self._blocks_a_pass = blocks_a_pass
         self._half = limit_bytes // 2
         self._sink = sink
-        self.segments: deque[Segment] = deque(maxlen=2)
+        self.segments: deque[Segment] = deque()
+        self._remains: list[Part] = []
+        """Of the segment that was let go last."""
         self.named: list[tuple[int, int, PrefixKey]] = []
         """Filled by the pool, emptied by each pass."""
         self.likened: list[tuple[int, int, int]] = []
@@ -264,6 +275,8 @@ class Journal:
 
     def turn(self, passes: int, now_s: float) -> None:
         """A pass begins, and perhaps a segment."""
+        if self._remains:
+            _take_away(self._remains, self._blocks_a_pass)
         full, weight = False, self.segments[-1].weight
         overdue = weight >= self._half + self._half // 4
         if self._sink is not None:
@@ -290,7 +303,7 @@ class Journal:
             flights = [[slots.tolist(), chunks] for slots, chunks in in_flight]
             return {**state, "in_flight": flights}
 
-        self._begin(Segment(self._origin, passes, making))
+        self._begin(Segment(self._origin, passes, making, parts=snapshot.parts()))
 
     def planned(
         self, plan: PassPlan, ops: Many[MemoryOp], residents: Residents, now_s: float
@@ -331,6 +344,10 @@ class Journal:
 
     def _begin(self, segment: Segment) -> None:
         self._slots = None
+        if len(self.segments) == 2:
+            # To free it takes milliseconds, so that passes do it a little each.
+            gone = self.segments.popleft()
+            self._remains = [gone.records, *gone.parts]
         self.segments.append(segment)
         if self._sink is not None:
             self._sink.begin(segment)
@@ -345,6 +362,21 @@ class Journal:
         segment.weight += weight
         if self._sink is not None:
             self._sink.put(record, tokens)
+
+
+def _take_away(parts: list[Part], most: int) -> None:
+    """So many things of these, the last first."""
+    while parts and most > 0:
+        part = parts[-1]
+        count = min(most, len(part))
+        most -= count
+        if isinstance(part, list):
+            del part[len(part) - count :]
+        else:
+            for _ in range(count):
+                part.popitem()
+        if not part:
+            parts.pop()
 
 
 ARRIVAL_FIELDS = (

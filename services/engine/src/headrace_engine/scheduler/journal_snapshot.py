@@ -33,6 +33,7 @@ from headrace_engine.scheduler.journal import (
     ARRIVAL_FIELDS,
     Arrival,
     Making,
+    Part,
     State,
     made,
     make_arrival,
@@ -199,6 +200,11 @@ class Snapshot:
     columns: dict[str, NDArray[Any]]
     tenants: list[list[Any]]
     arrived: bool
+
+    def parts(self) -> list[Part]:
+        """Whatever of it may be large."""
+        many = [self.before, self.fields, self.unheld, self.arrivals, self.moves, *self.held]
+        return [*many, self.since, self.placed, self.private]
 
     def state(self) -> State:
         """As JSON has it. May be asked of any thread: nothing of it changes any more."""
