@@ -7,27 +7,20 @@ from pathlib import Path
 
 import pytest
 from support.process import Process, engine_process
-from support.redis import RedisServer, redis_server
+from support.redis import RedisServer
 
 Start = Callable[..., Process]
 
 
 @pytest.fixture
-def server() -> Generator[RedisServer]:
-    """A real server."""
-    with redis_server() as found:
-        yield found
-
-
-@pytest.fixture
-def start(server: RedisServer, tmp_path: Path) -> Generator[Start]:
+def start(own_server: RedisServer, tmp_path: Path) -> Generator[Start]:
     """Starts engines whose tokens tell the attempt that decided them; ends them afterwards."""
     started: list[Process] = []
 
     def one(*arguments: str, module: str = "headrace_engine") -> Process:
         process = engine_process(
             tmp_path / f"engine-{len(started)}",
-            server.url,
+            own_server.url,
             *("--echo-mode", "attempt", "--echo-step-ms", "4", "--lease-ms", "1500"),
             *arguments,
             module=module,

@@ -58,11 +58,11 @@ async def logged(client: WireClient, request: str) -> list[int]:
 
 @pytest.mark.case("BR-29")
 async def test_a_killed_engine_is_continued_at_the_next_token(
-    server: RedisServer, start: Start
+    own_server: RedisServer, start: Start
 ) -> None:
     first = start(*SLOW)
     assert first.ready
-    async with streaming(server, tokens=400, heard=60) as client:
+    async with streaming(own_server, tokens=400, heard=60) as client:
         first.kill()
         delivered = len(client.out.tokens[1])
         second = start()
@@ -79,12 +79,12 @@ async def test_a_killed_engine_is_continued_at_the_next_token(
 
 
 async def test_a_restarted_engine_of_a_sole_name_waits_for_no_lease(
-    server: RedisServer, start: Start
+    own_server: RedisServer, start: Start
 ) -> None:
     alone = ("--lease-ms", "600000", "--stall-s", "600", "--name", "engine", "--sole-name", "true")
     first = start(*alone, *SLOW)
     assert first.ready
-    async with streaming(server, tokens=400, heard=60) as client:
+    async with streaming(own_server, tokens=400, heard=60) as client:
         first.kill()
         delivered = len(client.out.tokens[1])
         start(*alone)
@@ -97,11 +97,11 @@ async def test_a_restarted_engine_of_a_sole_name_waits_for_no_lease(
 
 @pytest.mark.case("BR-28")
 async def test_an_engine_that_wakes_after_its_lease_changes_nothing(
-    server: RedisServer, start: Start
+    own_server: RedisServer, start: Start
 ) -> None:
     first = start()
     assert first.ready
-    async with streaming(server, tokens=900, heard=60) as client:
+    async with streaming(own_server, tokens=900, heard=60) as client:
         first.signal(signal.SIGSTOP)
         second = start()
         stopped_at = len(client.out.tokens[1])
@@ -122,12 +122,12 @@ async def test_an_engine_that_wakes_after_its_lease_changes_nothing(
 
 
 async def test_a_server_that_is_killed_and_comes_back_only_pauses_the_streams(
-    server: RedisServer, start: Start
+    own_server: RedisServer, start: Start
 ) -> None:
     engine = start("--lease-ms", "5000")
     assert engine.ready
-    async with streaming(server, tokens=500, heard=50) as client:
-        server.restart(empty=False)
+    async with streaming(own_server, tokens=500, heard=50) as client:
+        own_server.restart(empty=False)
         out = await client.until_finished(1)
         await client.settled("r1")
 
@@ -136,31 +136,31 @@ async def test_a_server_that_is_killed_and_comes_back_only_pauses_the_streams(
 
 
 async def test_a_server_that_does_not_answer_for_a_while_costs_no_token(
-    server: RedisServer, start: Start
+    own_server: RedisServer, start: Start
 ) -> None:
     engine = start("--lease-ms", "20000")
     assert engine.ready
-    async with streaming(server, tokens=1500, heard=50) as client:
-        server.pause()
+    async with streaming(own_server, tokens=1500, heard=50) as client:
+        own_server.pause()
         await asyncio.sleep(3)
         assert engine.get("/health/live")[0] == 200
-        server.resume()
+        own_server.resume()
         out = await client.until_finished(1)
 
     assert out.tokens[1] == echoed(1, 0, 1500)
 
 
 async def test_a_server_that_turns_read_only_for_a_while_costs_no_token_and_no_flood_of_logs(
-    server: RedisServer, start: Start
+    own_server: RedisServer, start: Start
 ) -> None:
     engine = start("--lease-ms", "20000")
     assert engine.ready
-    async with streaming(server, tokens=1200, heard=50) as client:
+    async with streaming(own_server, tokens=1200, heard=50) as client:
         before = len(engine.log().splitlines())
-        await asyncio.to_thread(server.command, "REPLICAOF", "127.0.0.1", "1")
+        await asyncio.to_thread(own_server.command, "REPLICAOF", "127.0.0.1", "1")
         await asyncio.sleep(3)
         assert len(engine.log().splitlines()) - before < 20
-        await asyncio.to_thread(server.command, "REPLICAOF", "NO", "ONE")
+        await asyncio.to_thread(own_server.command, "REPLICAOF", "NO", "ONE")
         out = await client.until_finished(1)
         await client.submit(make_record("r2", prompt=PROMPT, max_new_tokens=3, slot=2))
         await client.until_finished(2)
@@ -170,12 +170,12 @@ async def test_a_server_that_turns_read_only_for_a_while_costs_no_token_and_no_f
 
 @pytest.mark.case("BR-28")
 async def test_a_request_that_waits_inside_an_engine_longer_than_its_lease_runs_once(
-    server: RedisServer, start: Start
+    own_server: RedisServer, start: Start
 ) -> None:
     waiting = ("--max-batch", "1", "--max-waiting", "2", "--echo-step-ms", "10")
     busy = start(*waiting, "--lease-ms", "3000")
     assert busy.ready
-    async with wire_client(server.url) as client:
+    async with wire_client(own_server.url) as client:
         for slot in (1, 2, 3):
             record = make_record(f"r{slot}", prompt=PROMPT, max_new_tokens=200, slot=slot)
             await client.submit(record)
@@ -190,15 +190,15 @@ async def test_a_request_that_waits_inside_an_engine_longer_than_its_lease_runs_
 
 
 async def test_what_an_empty_server_lost_continues_when_it_is_submitted_again(
-    server: RedisServer, start: Start
+    own_server: RedisServer, start: Start
 ) -> None:
     engine = start()
     assert engine.ready
-    async with wire_client(server.url) as client:
+    async with wire_client(own_server.url) as client:
         record = make_record(prompt=PROMPT, max_new_tokens=600, slot=1)
         await client.submit(record)
         await client.until_tokens(1, 50)
-        server.restart(empty=True)
+        own_server.restart(empty=True)
         await asyncio.to_thread(engine.wait_for_log, "request.let_go")
         delivered = client.out.tokens[1]
         assert delivered == echoed(1, 0, len(delivered))
@@ -214,7 +214,7 @@ async def test_what_an_empty_server_lost_continues_when_it_is_submitted_again(
             counts=[len(delivered)],
             tokens=delivered,
         )
-        async with wire_client(server.url, "gw2") as fresh:
+        async with wire_client(own_server.url, "gw2") as fresh:
             record.gateway = "gw2"
             fresh.known[2] = delivered
             await fresh.wire.submit(record, max_queued=100, resume=resume)
@@ -225,7 +225,7 @@ async def test_what_an_empty_server_lost_continues_when_it_is_submitted_again(
 @pytest.mark.case("BR-29")
 @pytest.mark.parametrize("io_process", ["off", "on"])
 async def test_a_request_that_kills_engines_ends_in_the_dead_letters_and_others_are_served(
-    server: RedisServer, start: Start, io_process: str
+    own_server: RedisServer, start: Start, io_process: str
 ) -> None:
     def faulty() -> Process:
         given = ("--lease-ms", "1000", "--io-process", io_process)
@@ -233,7 +233,7 @@ async def test_a_request_that_kills_engines_ends_in_the_dead_letters_and_others_
 
     fleet = [faulty(), faulty()]
     assert all(engine.ready for engine in fleet)
-    async with wire_client(server.url) as client:
+    async with wire_client(own_server.url) as client:
         await client.submit(make_record("bad", prompt=(POISON,), slot=1))
         served = 0
         async with asyncio.timeout(90):
@@ -251,7 +251,7 @@ async def test_a_request_that_kills_engines_ends_in_the_dead_letters_and_others_
         assert {out.finishes[100 + number] for number in range(1, served + 1)} == {
             FinishReason.LENGTH
         }
-        redis = Server(server.url, password=None, options=WireOptions())
+        redis = Server(own_server.url, password=None, options=WireOptions())
         assert as_int(await redis.command("XLEN", "hr:{m}:dlq")) == 1
         assert as_int(await redis.command("HLEN", "hr:{m}:leases")) == 0
         await redis.close()
@@ -259,12 +259,12 @@ async def test_a_request_that_kills_engines_ends_in_the_dead_letters_and_others_
 
 @pytest.mark.case("BR-29")
 async def test_entries_that_nobody_can_read_are_buried_and_hold_nothing_up(
-    server: RedisServer, start: Start
+    own_server: RedisServer, start: Start
 ) -> None:
     engine = start()
     assert engine.ready
-    redis = Server(server.url, password=None, options=WireOptions())
-    async with wire_client(server.url) as client:
+    redis = Server(own_server.url, password=None, options=WireOptions())
+    async with wire_client(own_server.url) as client:
         for fields in (("junk", "1"), ("id", "x", "record", "\x00garbage"), ("id", "")):
             await redis.command("XADD", "hr:{m}:q:1:t", "*", *fields)
         await redis.command("ZADD", "hr:{m}:tenants:1", "0", "t")
@@ -282,11 +282,11 @@ async def test_entries_that_nobody_can_read_are_buried_and_hold_nothing_up(
 
 
 async def test_a_broken_device_ends_the_engine_and_its_requests_move_on(
-    server: RedisServer, start: Start
+    own_server: RedisServer, start: Start
 ) -> None:
     first = start(*SLOW, module="support.faulty_engine")
     assert first.ready
-    async with wire_client(server.url) as client:
+    async with wire_client(own_server.url) as client:
         await client.submit(make_record("good", prompt=PROMPT, max_new_tokens=400, slot=1))
         await client.until_tokens(1, 20)
         await client.submit(make_record("bad", prompt=(BREAK,), max_new_tokens=2, slot=2))

@@ -74,13 +74,13 @@ async def take(events: AsyncGenerator[list[int]], count: int | None = None) -> l
 
 
 async def test_a_killed_engine_pauses_a_stream_and_no_token_is_decided_twice(
-    server: RedisServer, start: Start, tmp_path: Path
+    own_server: RedisServer, start: Start, tmp_path: Path
 ) -> None:
     first = start(TEXT, "--echo-step-ms", "20")  # far from its end when the test hears of a token
-    async with gateway_program(server.url, tmp_path / "g", SETTINGS) as gateway:
+    async with gateway_program(own_server.url, tmp_path / "g", SETTINGS) as gateway:
         await gateway.ready()
         assert first.ready
-        key = await make_key(server.url)
+        key = await make_key(own_server.url)
         async with generating(gateway, key, 400) as events:
             taken = await take(events, 60)
             first.kill()
@@ -94,16 +94,16 @@ async def test_a_killed_engine_pauses_a_stream_and_no_token_is_decided_twice(
 
 
 async def test_a_server_that_loses_everything_pauses_a_stream_and_no_token_is_decided_twice(
-    server: RedisServer, start: Start, tmp_path: Path
+    own_server: RedisServer, start: Start, tmp_path: Path
 ) -> None:
     engine = start(TEXT)
-    async with gateway_program(server.url, tmp_path / "g", SETTINGS) as gateway:
+    async with gateway_program(own_server.url, tmp_path / "g", SETTINGS) as gateway:
         await gateway.ready()
         assert engine.ready
-        key = await make_key(server.url)
+        key = await make_key(own_server.url)
         async with generating(gateway, key, 400) as events:
             taken = await take(events, 60)
-            await asyncio.to_thread(server.restart, empty=True)
+            await asyncio.to_thread(own_server.restart, empty=True)
             taken += await take(events)
     assert len(taken) == 400
     found = attempts_of(taken)
@@ -114,18 +114,18 @@ async def test_a_server_that_loses_everything_pauses_a_stream_and_no_token_is_de
 
 
 async def test_a_stream_survives_its_gateway_when_the_client_takes_it_up_at_another(
-    server: RedisServer, start: Start, tmp_path: Path
+    own_server: RedisServer, start: Start, tmp_path: Path
 ) -> None:
     keep = SETTINGS | {"resume_grace_s": 60, "lease_s": 2}
     engine = start(TEXT, "--resume-grace-s", "60", "--echo-step-ms", "8")
     async with (
-        gateway_program(server.url, tmp_path / "a", keep) as first,
-        gateway_program(server.url, tmp_path / "b", keep) as second,
+        gateway_program(own_server.url, tmp_path / "a", keep) as first,
+        gateway_program(own_server.url, tmp_path / "b", keep) as second,
     ):
         await first.ready()
         await second.ready()
         assert engine.ready
-        key = await make_key(server.url)
+        key = await make_key(own_server.url)
         asked = {
             "model": "m",
             "prompt": list(PROMPT),

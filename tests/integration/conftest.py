@@ -31,13 +31,6 @@ def server(shared_server: RedisServer) -> RedisServer:
 
 
 @pytest.fixture
-def own_server() -> Generator[RedisServer]:
-    """A server that the test may kill."""
-    with redis_server() as server:
-        yield server
-
-
-@pytest.fixture
 async def link(server: RedisServer) -> AsyncGenerator[Server]:
     """Behind the wire's back."""
     link = Server(server.url, password=None, options=WireOptions())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from support.following import Followed, follow, in_turn
 from support.process import Process, engine_process
 from support.processes import gateway_program, make_key
-from support.redis import RedisServer, redis_server
+from support.redis import RedisServer
 from support.waiting import wait_until
 
 STREAMS = 50
@@ -24,12 +23,6 @@ TOKENS = 150
 ENGINE = ("--echo-tokenizer", "--echo-step-ms", "20", "--max-batch", "64", "--cache-blocks", "4096")
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def server() -> Generator[RedisServer]:
-    with redis_server() as found:
-        yield found
 
 
 def running(engine: Process) -> float:
@@ -48,20 +41,20 @@ async def both_run(engines: list[Process]) -> None:
 
 @pytest.mark.parametrize("engine_grace_s", [0.2, 20.0])
 async def test_gateways_and_engines_that_drain_lose_no_token_and_tell_none_twice(
-    server: RedisServer, tmp_path: Path, engine_grace_s: float
+    own_server: RedisServer, tmp_path: Path, engine_grace_s: float
 ) -> None:
     options = (*ENGINE, "--drain-s", str(engine_grace_s), "--max-batch", "32")
-    engines = [engine_process(tmp_path / name, server.url, *options) for name in ("e1", "e2")]
+    engines = [engine_process(tmp_path / name, own_server.url, *options) for name in ("e1", "e2")]
     settings = {"drain_s": 0.3, "drain_notice_s": 0.2}
     try:
         async with (
-            gateway_program(server.url, tmp_path / "g1", settings) as first,
-            gateway_program(server.url, tmp_path / "g2", settings) as second,
+            gateway_program(own_server.url, tmp_path / "g1", settings) as first,
+            gateway_program(own_server.url, tmp_path / "g2", settings) as second,
         ):
             await first.ready()
             await second.ready()
             assert all(engine.ready for engine in engines)
-            key = await make_key(server.url)
+            key = await make_key(own_server.url)
             body: dict[str, Any] = {"model": "m", "prompt": PROMPT, "max_tokens": TOKENS}
             async with httpx.AsyncClient(
                 headers={"Authorization": f"Bearer {key}"},

@@ -23,25 +23,18 @@ from support.wire_client import wire_client
 
 
 @pytest.fixture
-def server() -> Generator[RedisServer]:
-    """A real server."""
-    with redis_server() as found:
-        yield found
-
-
-@pytest.fixture
-def engine(server: RedisServer, tmp_path: Path) -> Generator[Process]:
+def engine(own_server: RedisServer, tmp_path: Path) -> Generator[Process]:
     """A small engine that takes a little time for a pass."""
-    process = engine_process(tmp_path / "engine", server.url, "--echo-step-ms", "2")
+    process = engine_process(tmp_path / "engine", own_server.url, "--echo-step-ms", "2")
     try:
         yield process
     finally:
         process.stop()
 
 
-async def test_a_request_comes_back_as_its_prompt(server: RedisServer, engine: Process) -> None:
+async def test_a_request_comes_back_as_its_prompt(own_server: RedisServer, engine: Process) -> None:
     assert engine.ready["pid"] == engine.pid
-    async with wire_client(server.url) as client:
+    async with wire_client(own_server.url) as client:
         await client.submit(make_record(prompt=(5, 6, 7), max_new_tokens=7, slot=3))
         out = await client.until_finished(3)
         state = await client.settled("r1")
@@ -54,7 +47,7 @@ async def test_a_request_comes_back_as_its_prompt(server: RedisServer, engine: P
 
 
 async def test_a_stop_token_a_cancel_a_refusal_and_choices_each_end_once(
-    server: RedisServer, engine: Process
+    own_server: RedisServer, engine: Process
 ) -> None:
     stop = make_record("stop", prompt=(5, 6), max_new_tokens=50, slot=1)
     stop.sampling.stop_token_ids.append(9)
@@ -62,7 +55,7 @@ async def test_a_stop_token_a_cancel_a_refusal_and_choices_each_end_once(
     media = make_record("media", slot=20)
     media.media.add(kind=MediaItem.KIND_IMAGE)
     assert engine.ready
-    async with wire_client(server.url) as client:
+    async with wire_client(own_server.url) as client:
         for record in (stop, many, media):
             await client.submit(record)
         await client.submit(make_record("long", max_new_tokens=4000, slot=30))
@@ -84,16 +77,16 @@ async def test_a_stop_token_a_cancel_a_refusal_and_choices_each_end_once(
 
 
 async def test_nothing_of_finished_requests_outlives_its_time(
-    server: RedisServer, engine: Process
+    own_server: RedisServer, engine: Process
 ) -> None:
     assert engine.ready
-    async with wire_client(server.url) as client:
+    async with wire_client(own_server.url) as client:
         for number in range(1000):
             await client.submit(make_record(f"r{number}", max_new_tokens=3, slot=number + 1))
         await client.until_finished(*range(1, 1001))
         for number in range(1000):
             await client.settled(f"r{number}")
-    redis = Server(server.url, password=None, options=WireOptions())
+    redis = Server(own_server.url, password=None, options=WireOptions())
     keys = [as_text(key) for key in as_list(await redis.command("KEYS", "hr:*"))]
     forever = {key for key in keys if as_int(await redis.command("PTTL", key)) == -1}
     leases = await redis.command("HLEN", "hr:{m}:leases")
@@ -108,28 +101,28 @@ async def test_nothing_of_finished_requests_outlives_its_time(
 
 
 async def test_readiness_follows_the_server_and_liveness_does_not(
-    server: RedisServer, engine: Process
+    own_server: RedisServer, engine: Process
 ) -> None:
     assert engine.get("/health/ready")[0] == 200
-    server.kill()
+    own_server.kill()
     status, body = wait_for(engine, "/health/ready", 503)
     assert "does not answer" in body
     assert engine.get("/health/live")[0] == 200
 
-    server.restart(empty=True)
+    own_server.restart(empty=True)
     status, body = wait_for(engine, "/health/ready", 200)
     assert status == 200
-    async with wire_client(server.url) as client:
+    async with wire_client(own_server.url) as client:
         await eventually(lambda: client.wire.card("m"))
         await client.submit(make_record(max_new_tokens=2, slot=5))
         await client.until_finished(5)
 
 
 async def test_metrics_tell_what_happened_in_both_dialects(
-    server: RedisServer, engine: Process
+    own_server: RedisServer, engine: Process
 ) -> None:
     assert engine.ready
-    async with wire_client(server.url) as client:
+    async with wire_client(own_server.url) as client:
         await client.submit(make_record(max_new_tokens=6, slot=1))
         await client.until_finished(1)
         await client.settled("r1")
@@ -147,11 +140,11 @@ async def test_metrics_tell_what_happened_in_both_dialects(
 
 
 async def test_gauges_fall_to_nothing_after_everything_was_cancelled(
-    server: RedisServer, engine: Process
+    own_server: RedisServer, engine: Process
 ) -> None:
     assert engine.ready
     slots = range(1, 21)
-    async with wire_client(server.url) as client:
+    async with wire_client(own_server.url) as client:
         for slot in slots:
             await client.submit(make_record(f"r{slot}", max_new_tokens=4000, slot=slot))
         await client.until(lambda out: len(out.tokens) == 20)
@@ -169,16 +162,16 @@ async def test_gauges_fall_to_nothing_after_everything_was_cancelled(
     assert values['headrace_engine_requests_finished_total{reason="cancelled"}'] == 20
 
 
-async def test_the_schedule_is_pushed_over_otlp(server: RedisServer, tmp_path: Path) -> None:
+async def test_the_schedule_is_pushed_over_otlp(own_server: RedisServer, tmp_path: Path) -> None:
     with otlp_receiver() as receiver:
         process = engine_process(
             tmp_path,
-            server.url,
+            own_server.url,
             *("--otlp-endpoint", receiver.endpoint, "--otlp-interval-s", "0.2"),
         )
         try:
             assert process.ready
-            async with wire_client(server.url) as client:
+            async with wire_client(own_server.url) as client:
                 await client.submit(make_record(max_new_tokens=6, slot=1))
                 await client.until_finished(1)
             wait_until_idle(process)
@@ -193,13 +186,15 @@ async def test_the_schedule_is_pushed_over_otlp(server: RedisServer, tmp_path: P
 
 
 async def test_sigterm_finishes_what_runs_and_hands_back_what_waits(
-    server: RedisServer, tmp_path: Path
+    own_server: RedisServer, tmp_path: Path
 ) -> None:
     process = engine_process(
-        tmp_path, server.url, *("--echo-step-ms", "20", "--max-batch", "2", "--max-waiting", "2")
+        tmp_path,
+        own_server.url,
+        *("--echo-step-ms", "20", "--max-batch", "2", "--max-waiting", "2"),
     )
     assert process.ready
-    async with wire_client(server.url) as client:
+    async with wire_client(own_server.url) as client:
         for slot in (1, 2, 3, 4):
             await client.submit(make_record(f"r{slot}", max_new_tokens=90, slot=slot))
         await client.until(lambda out: {1, 2} <= set(out.tokens))
@@ -214,17 +209,17 @@ async def test_sigterm_finishes_what_runs_and_hands_back_what_waits(
 
 
 async def test_at_the_end_of_its_grace_an_engine_hands_its_streams_over(
-    server: RedisServer, tmp_path: Path
+    own_server: RedisServer, tmp_path: Path
 ) -> None:
     options = ("--echo-step-ms", "10", "--drain-s", "0.3")
-    first = engine_process(tmp_path / "first", server.url, *options)
+    first = engine_process(tmp_path / "first", own_server.url, *options)
     assert first.ready
-    async with wire_client(server.url) as client:
+    async with wire_client(own_server.url) as client:
         await client.submit(make_record(prompt=(5, 6, 7), max_new_tokens=300, slot=1))
         await client.until_tokens(1, 10)
         first.signal(signal.SIGTERM)
         assert first.wait() == 0
-        second = engine_process(tmp_path / "second", server.url)
+        second = engine_process(tmp_path / "second", own_server.url)
         try:
             out = await client.until_finished(1)
         finally:
@@ -233,15 +228,15 @@ async def test_at_the_end_of_its_grace_an_engine_hands_its_streams_over(
     assert out.tokens[1] == [5, 6, 7] * 100
 
 
-def test_a_second_signal_ends_at_once(server: RedisServer, tmp_path: Path) -> None:
-    server.pause()
-    process = engine_process(tmp_path, server.url)
+def test_a_second_signal_ends_at_once(own_server: RedisServer, tmp_path: Path) -> None:
+    own_server.pause()
+    process = engine_process(tmp_path, own_server.url)
     try:
         process.wait_for_log("engine.starting")
         process.signal(signal.SIGTERM)
         assert process.wait() == 0
     finally:
-        server.resume()
+        own_server.resume()
 
 
 def test_sigterm_ends_an_engine_that_waits_for_its_server(tmp_path: Path) -> None:
@@ -263,9 +258,9 @@ def test_sigterm_ends_an_engine_that_waits_for_its_server(tmp_path: Path) -> Non
     ],
 )
 def test_settings_that_cannot_work_are_refused_in_one_line(
-    server: RedisServer, tmp_path: Path, arguments: tuple[str, ...], words: str
+    own_server: RedisServer, tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
-    process = engine_process(tmp_path, server.url, *arguments)
+    process = engine_process(tmp_path, own_server.url, *arguments)
 
     assert process.wait(60) == 2
     assert words in process.log()
@@ -280,11 +275,13 @@ def test_a_server_that_evicts_is_refused(tmp_path: Path) -> None:
         assert "noeviction" in process.log()
 
 
-def test_a_port_that_is_taken_is_refused(server: RedisServer, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_refused(own_server: RedisServer, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        process = engine_process(tmp_path, server.url, "--http-port", str(taken.getsockname()[1]))
+        process = engine_process(
+            tmp_path, own_server.url, "--http-port", str(taken.getsockname()[1])
+        )
 
         assert process.wait(60) == 2
         assert "in use" in process.log()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,6 @@ from support.processes import GatewayProgram, gateway_program, make_key
 from support.redis import RedisServer, redis_server
 from support.waiting import eventually
 from support.wire import MODEL, ScriptedEngine
-
-
-@pytest.fixture
-def server() -> Generator[RedisServer]:
-    with redis_server("valkey") as started:
-        yield started
 
 
 @asynccontextmanager
@@ -110,9 +104,9 @@ def text_of(found: list[Any]) -> str:
 
 
 async def test_a_completion_streams_through_a_real_server(
-    server: RedisServer, tmp_path: Path
+    own_server: RedisServer, tmp_path: Path
 ) -> None:
-    async with one_gateway(server.url, tmp_path) as (program, eng, key):
+    async with one_gateway(own_server.url, tmp_path) as (program, eng, key):
         async with client(program, key) as http:
             async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
                 assert response.status_code == 200
@@ -129,9 +123,9 @@ async def test_a_completion_streams_through_a_real_server(
 
 
 async def test_without_a_key_nothing_but_health_answers(
-    server: RedisServer, tmp_path: Path
+    own_server: RedisServer, tmp_path: Path
 ) -> None:
-    async with gateway_program(server.url, tmp_path / "a") as program:
+    async with gateway_program(own_server.url, tmp_path / "a") as program:
         await program.ready()
         async with httpx.AsyncClient(base_url=program.url) as http:
             assert (await http.get("/health/ready")).status_code == 200
@@ -148,10 +142,10 @@ async def test_without_a_key_nothing_but_health_answers(
 
 
 async def test_a_stream_is_taken_up_at_another_gateway_where_it_was_left(
-    server: RedisServer, tmp_path: Path
+    own_server: RedisServer, tmp_path: Path
 ) -> None:
     keep = {"resume_grace_s": 30}
-    async with two_gateways(server.url, tmp_path, a=keep, b=keep) as (first, second, eng, key):
+    async with two_gateways(own_server.url, tmp_path, a=keep, b=keep) as (first, second, eng, key):
         async with client(first, key) as http:
             async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
                 [claimed] = await eng.claim()
@@ -170,9 +164,9 @@ async def test_a_stream_is_taken_up_at_another_gateway_where_it_was_left(
 
 
 async def test_sigterm_lets_streams_end_and_refuses_new_calls(
-    server: RedisServer, tmp_path: Path
+    own_server: RedisServer, tmp_path: Path
 ) -> None:
-    async with one_gateway(server.url, tmp_path) as (program, eng, key):
+    async with one_gateway(own_server.url, tmp_path) as (program, eng, key):
         async with client(program, key) as http, client(program, key) as idle:
             await idle.get("/health/live")  # a keep-alive connection that nobody uses
             async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
@@ -195,9 +189,14 @@ async def test_sigterm_lets_streams_end_and_refuses_new_calls(
 
 
 async def test_streams_that_outlast_the_drain_are_read_on_at_another_gateway(
-    server: RedisServer, tmp_path: Path
+    own_server: RedisServer, tmp_path: Path
 ) -> None:
-    async with two_gateways(server.url, tmp_path, a={"drain_s": 0.3}) as (first, second, eng, key):
+    async with two_gateways(own_server.url, tmp_path, a={"drain_s": 0.3}) as (
+        first,
+        second,
+        eng,
+        key,
+    ):
         async with client(first, key) as http:
             async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
                 [claimed] = await eng.claim()
@@ -221,8 +220,15 @@ async def test_streams_that_outlast_the_drain_are_read_on_at_another_gateway(
                 assert text_of(await chunks(response)) == "a time"
 
 
-async def test_a_call_that_waits_is_handed_over_too(server: RedisServer, tmp_path: Path) -> None:
-    async with two_gateways(server.url, tmp_path, a={"drain_s": 0.3}) as (first, second, eng, key):
+async def test_a_call_that_waits_is_handed_over_too(
+    own_server: RedisServer, tmp_path: Path
+) -> None:
+    async with two_gateways(own_server.url, tmp_path, a={"drain_s": 0.3}) as (
+        first,
+        second,
+        eng,
+        key,
+    ):
         async with client(first, key) as http:
             async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
                 first.terminate()
@@ -237,9 +243,9 @@ async def test_a_call_that_waits_is_handed_over_too(server: RedisServer, tmp_pat
 
 
 async def test_a_drained_call_that_is_no_stream_is_cancelled_and_may_be_repeated(
-    server: RedisServer, tmp_path: Path
+    own_server: RedisServer, tmp_path: Path
 ) -> None:
-    async with one_gateway(server.url, tmp_path, {"drain_s": 0.3}) as (program, eng, key):
+    async with one_gateway(own_server.url, tmp_path, {"drain_s": 0.3}) as (program, eng, key):
         async with client(program, key) as http:
             call = asyncio.create_task(http.post("/v1/completions", json=body()))
             [claimed] = await eng.claim()
@@ -253,9 +259,9 @@ async def test_a_drained_call_that_is_no_stream_is_cancelled_and_may_be_repeated
 
 
 async def test_without_a_hand_over_drained_streams_end_with_an_error_and_exit_is_clean(
-    server: RedisServer, tmp_path: Path
+    own_server: RedisServer, tmp_path: Path
 ) -> None:
-    async with one_gateway(server.url, tmp_path, {"drain_s": 0.3, "handover_s": 0}) as (
+    async with one_gateway(own_server.url, tmp_path, {"drain_s": 0.3, "handover_s": 0}) as (
         program,
         eng,
         key,
@@ -273,13 +279,13 @@ async def test_without_a_hand_over_drained_streams_end_with_an_error_and_exit_is
 
 
 async def test_redis_down_is_not_ready_but_alive_and_heals_by_itself(
-    server: RedisServer, tmp_path: Path
+    own_server: RedisServer, tmp_path: Path
 ) -> None:
-    async with gateway_program(server.url, tmp_path / "a") as program:
+    async with gateway_program(own_server.url, tmp_path / "a") as program:
         await program.ready()
-        key = await make_key(server.url)
+        key = await make_key(own_server.url)
         async with client(program, key) as http:
-            server.kill()
+            own_server.kill()
 
             async def unready() -> bool:
                 return (await http.get("/health/ready")).status_code == 503
@@ -289,13 +295,13 @@ async def test_redis_down_is_not_ready_but_alive_and_heals_by_itself(
             answer = await http.post("/v1/completions", json=body())
             assert answer.status_code == 503
             assert int(answer.headers["retry-after"]) >= 1
-            server.start()
+            own_server.start()
 
             async def ready() -> bool:
                 return (await http.get("/health/ready")).status_code == 200
 
             await eventually(ready)
-            async with engine_at(server.url) as eng:
+            async with engine_at(own_server.url) as eng:
 
                 async def listed() -> bool:
                     return MODEL in (await http.get("/v1/models")).text
@@ -309,16 +315,20 @@ async def test_redis_down_is_not_ready_but_alive_and_heals_by_itself(
 
 
 async def test_a_request_that_the_server_lost_goes_on_without_deciding_a_token_again(
-    server: RedisServer, tmp_path: Path
+    own_server: RedisServer, tmp_path: Path
 ) -> None:
-    async with one_gateway(server.url, tmp_path, {"silence_check_s": 0.3}) as (program, eng, key):
+    async with one_gateway(own_server.url, tmp_path, {"silence_check_s": 0.3}) as (
+        program,
+        eng,
+        key,
+    ):
         async with client(program, key) as http:
             async with http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
                 [claimed] = await eng.claim()
                 await eng.say(claimed, "abc")
                 lines = response.aiter_lines()
                 await until_told(lines, "abc")
-                server.flush()
+                own_server.flush()
                 await eng.appear()
                 [again] = await eng.claim()
                 assert again.record.id == claimed.record.id
@@ -338,9 +348,9 @@ async def test_an_unsuitable_server_is_refused_with_the_reason(tmp_path: Path) -
 
 
 async def test_a_request_can_be_cancelled_at_any_gateway(
-    server: RedisServer, tmp_path: Path
+    own_server: RedisServer, tmp_path: Path
 ) -> None:
-    async with two_gateways(server.url, tmp_path) as (first, second, _, key):
+    async with two_gateways(own_server.url, tmp_path) as (first, second, _, key):
         async with client(first, key) as here, client(second, key) as there:
             async with here.stream("POST", "/v1/completions", json=body(stream=True)) as response:
                 await eventually(lambda: known(there, response))

@@ -15,7 +15,7 @@ from headrace_contracts.codes import FinishReason
 from support.faulty_engine import BREAK
 from support.held import make_record
 from support.process import Process, engine_process
-from support.redis import RedisServer, redis_server
+from support.redis import RedisServer
 from support.waiting import wait_until
 from support.wire_client import wire_client
 
@@ -24,21 +24,14 @@ LIMIT_S = 30.0
 
 
 @pytest.fixture
-def server() -> Generator[RedisServer]:
-    """A real server."""
-    with redis_server() as found:
-        yield found
-
-
-@pytest.fixture
-def start(server: RedisServer, tmp_path: Path) -> Generator[Start]:
+def start(own_server: RedisServer, tmp_path: Path) -> Generator[Start]:
     """Starts engines of two processes each, and ends them."""
     with contextlib.ExitStack() as stack:
 
         def start(*arguments: str, module: str = "headrace_engine") -> Process:
             given = ("--io-process", "on", "--echo-step-ms", "5", *arguments)
             count = len(list(tmp_path.iterdir()))
-            engine = engine_process(tmp_path / f"e{count}", server.url, *given, module=module)
+            engine = engine_process(tmp_path / f"e{count}", own_server.url, *given, module=module)
             stack.callback(engine.stop)
             return engine
 
@@ -59,11 +52,11 @@ def wait_until_gone(pid: int) -> None:
 
 
 async def test_it_serves_shows_its_metrics_and_ends_as_asked(
-    server: RedisServer, start: Start
+    own_server: RedisServer, start: Start
 ) -> None:
     engine = start()
     assert engine.ready["pid"] == engine.pid != engine_pid(engine)
-    async with wire_client(server.url) as client:
+    async with wire_client(own_server.url) as client:
         await client.submit(make_record(prompt=(5, 6, 7), max_new_tokens=7, slot=3))
         out = await client.until_finished(3)
         await client.settled("r1")
@@ -93,11 +86,11 @@ async def the_one_that_runs(engines: list[Process]) -> tuple[Process, Process]:
 @pytest.mark.rule("threads.two-processes")
 @pytest.mark.parametrize("dies", ["engine", "io"])
 async def test_whichever_dies_takes_the_other_along_and_another_engine_goes_on_without_a_gap(
-    server: RedisServer, start: Start, dies: str
+    own_server: RedisServer, start: Start, dies: str
 ) -> None:
     engines = [start("--lease-ms", "1000"), start("--lease-ms", "1000")]
     assert all(engine.ready for engine in engines)
-    async with wire_client(server.url) as client:
+    async with wire_client(own_server.url) as client:
         await client.submit(make_record(prompt=(5, 6, 7), max_new_tokens=1500, slot=3))
         await client.until_tokens(3, 20)
         victim, other = await the_one_that_runs(engines)
@@ -120,11 +113,11 @@ async def test_whichever_dies_takes_the_other_along_and_another_engine_goes_on_w
 
 
 async def test_a_drain_gives_back_what_does_not_end_in_time(
-    server: RedisServer, start: Start
+    own_server: RedisServer, start: Start
 ) -> None:
     engines = [start("--drain-s", "0.2"), start("--drain-s", "0.2")]
     assert all(engine.ready for engine in engines)
-    async with wire_client(server.url) as client:
+    async with wire_client(own_server.url) as client:
         await client.submit(make_record(prompt=(5, 6, 7), max_new_tokens=1500, slot=3))
         await client.until_tokens(3, 20)
         first, _ = await the_one_that_runs(engines)
@@ -137,12 +130,12 @@ async def test_a_drain_gives_back_what_does_not_end_in_time(
 
 
 async def test_a_device_that_is_lost_ends_both_after_the_journal(
-    server: RedisServer, start: Start, tmp_path: Path
+    own_server: RedisServer, start: Start, tmp_path: Path
 ) -> None:
     journals = tmp_path / "journals"
     engine = start("--journal-dir", str(journals), module="support.faulty_engine")
     assert engine.ready
-    async with wire_client(server.url) as client:
+    async with wire_client(own_server.url) as client:
         await client.submit(make_record(prompt=(BREAK,), max_new_tokens=2, slot=2))
 
         assert engine.wait() == 1

@@ -182,7 +182,7 @@ async def test_outage_longer_than_the_leases_moves_no_request(
 async def test_outage_longer_than_a_gateways_lease_cancels_nothing(
     own_server: RedisServer, gateway: RedisGatewayWire
 ) -> None:
-    patient, hasty = [
+    patient, early = [
         await connect_engine(own_server.url, options=replace(OPTIONS, reap_after_outage_s=after_s))
         for after_s in (600, 0.2)
     ]
@@ -190,18 +190,18 @@ async def test_outage_longer_than_a_gateways_lease_cancels_nothing(
     own_server.command("ZADD", "hr:gateways", "1", "gw-dead")
     await gateway.submit(record("r1"), max_queued=9)
     own_server.kill()
-    for engine in (patient, hasty):
+    for engine in (patient, early):
         with pytest.raises(TransportUnavailable):
             await engine.ping()
     own_server.start()
-    for engine in (patient, hasty):
+    for engine in (patient, early):
         await available(engine.ping)
     await patient.reap(MODEL)
     assert b"gw-dead" in own_server.command("ZRANGE", "hr:gateways", "0", "-1")
     await asyncio.sleep(0.2)
-    await hasty.reap(MODEL)
+    await early.reap(MODEL)
     assert b"gw-dead" not in own_server.command("ZRANGE", "hr:gateways", "0", "-1")
-    for engine in (patient, hasty):
+    for engine in (patient, early):
         await engine.close()
 
 

@@ -13,18 +13,12 @@ from headrace_engine.intake.spans import attempt_span_id
 from support.otlp import OtlpReceiver, attributes, otlp_receiver
 from support.process import Process, engine_process
 from support.processes import GatewayProgram, gateway_program, make_key
-from support.redis import RedisServer, redis_server
+from support.redis import RedisServer
 from support.waiting import eventually
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 PARTS = ("queue", "prefill", "decode")
-
-
-@pytest.fixture
-def server() -> Generator[RedisServer]:
-    with redis_server("valkey") as started:
-        yield started
 
 
 @pytest.fixture
@@ -67,13 +61,13 @@ def lines_of(log: str, event: str) -> list[dict[str, object]]:
 
 
 async def test_a_chat_is_one_trace_from_its_caller_to_the_engines_passes(
-    server: RedisServer, receiver: OtlpReceiver, tmp_path: Path
+    own_server: RedisServer, receiver: OtlpReceiver, tmp_path: Path
 ) -> None:
-    engine = echo_engine(tmp_path / "engine", server, receiver, "--echo-step-ms", "5")
+    engine = echo_engine(tmp_path / "engine", own_server, receiver, "--echo-step-ms", "5")
     told = {"otlp_endpoint": receiver.endpoint, "otlp_interval_s": 3600}
     try:
-        async with gateway_program(server.url, tmp_path / "gateway", told) as program:
-            async with client_of(program, server) as client:
+        async with gateway_program(own_server.url, tmp_path / "gateway", told) as program:
+            async with client_of(program, own_server) as client:
                 answer = await client.post(
                     "/v1/chat/completions",
                     json={
@@ -109,15 +103,15 @@ async def test_a_chat_is_one_trace_from_its_caller_to_the_engines_passes(
 
 
 async def test_the_attempt_that_follows_a_crash_points_at_the_one_before(
-    server: RedisServer, receiver: OtlpReceiver, tmp_path: Path
+    own_server: RedisServer, receiver: OtlpReceiver, tmp_path: Path
 ) -> None:
     slow = ("--echo-step-ms", "20")
-    first = echo_engine(tmp_path / "first", server, receiver, *slow)
+    first = echo_engine(tmp_path / "first", own_server, receiver, *slow)
     second: Process | None = None
     try:
-        async with gateway_program(server.url, tmp_path / "gateway") as program:
+        async with gateway_program(own_server.url, tmp_path / "gateway") as program:
             async with (
-                client_of(program, server) as client,
+                client_of(program, own_server) as client,
                 client.stream(
                     "POST",
                     "/v1/completions",
@@ -131,7 +125,7 @@ async def test_the_attempt_that_follows_a_crash_points_at_the_one_before(
                         ids.add(json.loads(line[6:])["id"])
                     if ids and second is None:
                         first.kill()
-                        second = echo_engine(tmp_path / "second", server, receiver, *slow)
+                        second = echo_engine(tmp_path / "second", own_server, receiver, *slow)
             spans = receiver.wait_for_spans("process")
     finally:
         first.stop()
