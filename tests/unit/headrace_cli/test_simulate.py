@@ -58,3 +58,11 @@ def test_a_trace_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     for path, message in ((tmp_path / "bad", "line 1 has no"), (tmp_path / "no", "No such file")):
         with pytest.raises(CommandFailed, match=message):
             simulate.run(path, changes=[], fit=None, cost=CostModel(), as_json=False, picture=None)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [("--seed", "-1"), ("--base-ms", "inf"), ("--rate", "nan"), ("--prompt-tokens", "99999999999")],
+)
+def test_numbers_that_no_run_can_have_are_refused(option: tuple[str, str]) -> None:
+    assert CliRunner().invoke(app, [*SMALL, *option]).exit_code == 2

@@ -263,12 +263,12 @@ def simulate(
         ),
     ] = None,
     requests: Annotated[int, typer.Option(min=1, max=1_000_000)] = 500,
-    rate: Annotated[float, typer.Option(min=0.001, help="Requests per second.")] = 4.0,
-    prompt_tokens: Annotated[int, typer.Option(min=2, help="Mean.")] = 512,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Mean.")] = 128,
+    rate: Annotated[float, typer.Option(min=0.001, max=1e6, help="Requests per second.")] = 4.0,
+    prompt_tokens: Annotated[int, typer.Option(min=2, max=1_000_000, help="Mean.")] = 512,
+    output_tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Mean.")] = 128,
     prefix_groups: Annotated[int, typer.Option(min=0, help="Kinds of shared prefixes.")] = 8,
     tenants: Annotated[int, typer.Option(min=1)] = 2,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     change: Annotated[
         list[str] | None,
         typer.Option("--set", help="NAME=VALUE of a scheduler setting; repeat."),
@@ -276,11 +276,15 @@ def simulate(
     fit: Annotated[
         Path | None, typer.Option(help="A journal: its batches' times, and its settings.")
     ] = None,
-    base_ms: Annotated[float, typer.Option(min=0, help="Of each batch.")] = 4.0,
-    decode_row_us: Annotated[float, typer.Option(min=0, help="Of each decoding row.")] = 20.0,
-    prefill_token_us: Annotated[float, typer.Option(min=0, help="Of each prompt token.")] = 40.0,
+    base_ms: Annotated[float, typer.Option(min=0, max=1e6, help="Of each batch.")] = 4.0,
+    decode_row_us: Annotated[
+        float, typer.Option(min=0, max=1e9, help="Of each decoding row.")
+    ] = 20.0,
+    prefill_token_us: Annotated[
+        float, typer.Option(min=0, max=1e9, help="Of each prompt token.")
+    ] = 40.0,
     context_token_ns: Annotated[
-        float, typer.Option(min=0, help="Of each position that a row attends to.")
+        float, typer.Option(min=0, max=1e9, help="Of each position that a row attends to.")
     ] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Write an SVG.")] = None,

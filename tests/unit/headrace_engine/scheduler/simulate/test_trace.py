@@ -42,6 +42,10 @@ def test_lines_become_items_in_order_of_arrival_and_groups_share_their_prefix() 
             '"prefix_tokens": 2}',
             "not between 0 and",
         ),
+        ('{"arrival_s": 0, "prompt_tokens": 1e400, "output_tokens": 1}', "line 1"),
+        ('{"arrival_s": 0, "prompt_tokens": 1, "output_tokens": 16777216}', "16777216 together"),
+        ('{"arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1, "band": 4}', "band is 4"),
+        (r'{"arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1, "tenant": "\ud800"}', "line 1"),
         ("", "no request"),
     ],
 )

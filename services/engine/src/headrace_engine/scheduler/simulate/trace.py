@@ -13,9 +13,10 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
+from headrace_contracts.keys import BANDS
 from numpy.typing import NDArray
 
 from headrace_engine.scheduler.journal import Arrival, Segment
@@ -23,6 +24,8 @@ from headrace_engine.scheduler.journal_replay import Contents
 
 _FIELDS = {"arrival_s", "prompt_tokens", "output_tokens", "tenant", "band", "prefix_group",
            "prefix_tokens"}  # fmt: skip
+MAX_TOKENS: Final = 1 << 24
+"""Of one request of a trace, prompt and output together: each has a stand-in in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ def read_trace(lines: Iterable[str]) -> list[Item]:
             items.append(_read_item(number, json.loads(line)))
         except KeyError as error:
             raise TraceRejected(f"line {number} has no {error}") from None
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise TraceRejected(f"line {number}: {error}") from None
     if not items:
         raise TraceRejected("it has no request")
@@ -162,10 +165,16 @@ def _read_item(number: int, value: object) -> Item:
     arrival_s = float(fields["arrival_s"])
     if prompt < 1 or output < 1 or not 0 <= arrival_s < float("inf"):
         raise ValueError("prompt_tokens and output_tokens are at least 1, arrival_s at least 0")
+    if prompt + output > MAX_TOKENS:
+        raise ValueError(f"prompt_tokens and output_tokens are at most {MAX_TOKENS} together")
     group = fields.get("prefix_group")
     prefix = int(fields.get("prefix_tokens", prompt // 2)) if group is not None else 0
     if not 0 <= prefix <= prompt:
         raise ValueError(f"prefix_tokens is {prefix}, not between 0 and the prompt's {prompt}")
+    tenant, band = str(fields.get("tenant", "")), int(fields.get("band", 1))
+    tenant.encode()  # half a surrogate pair is no text, a ValueError
+    if not 0 <= band < BANDS:
+        raise ValueError(f"band is {band}, not between 0 and {BANDS - 1}")
     return _item(
         number,
         arrival_s=arrival_s,
@@ -173,8 +182,8 @@ def _read_item(number: int, value: object) -> Item:
         output_tokens=output,
         group=str(group),
         prefix_tokens=prefix,
-        tenant=str(fields.get("tenant", "")),
-        band=int(fields.get("band", 1)),
+        tenant=tenant,
+        band=band,
     )
 
 
