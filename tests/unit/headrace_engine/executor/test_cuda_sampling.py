@@ -75,6 +75,18 @@ def test_every_edge_gives_the_cpus_token() -> None:
     )
 
 
+def test_a_sequence_that_comes_back_with_more_of_one_token_than_is_counted_is_penalized() -> None:
+    tokens = np.full(40_000, 7, np.int32)
+    asked = slot_sampling(temperature=0.0, frequency_penalty=0.001)
+    sampler = CudaSampler(2, 1, VOCABULARY, torch.device(DEVICE))
+    sampler.start([SlotStart(0, tokens, 1, 0, asked)])
+    logits = torch.zeros(1, VOCABULARY, device=DEVICE)
+    logits[0, 7], logits[0, 8] = 20.0, 1.0
+    nothing = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    sampler.choose(logits, CLASSES[2], nothing, nothing, nothing)
+    assert values(sampler.chosen[0]) == [8]
+
+
 def test_logprobs_are_no_more_than_there_are_tokens() -> None:
     sampler = CudaSampler(2, 1, 5, torch.device(DEVICE))
     batch = decode_batch(1, first=True, logprobs=20, temperature=0.0)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace_engine.executor.sampler import computable
-from headrace_engine.kernels.gpu.adjust import adjust, count
+from headrace_engine.kernels.gpu.adjust import MOST, adjust, count
 from headrace_engine.kernels.gpu.argmax import chunks_of, greedy
 from headrace_engine.kernels.gpu.sample import sample
 from headrace_engine.state.batch import BatchData, SlotSampling, SlotStart
@@ -170,8 +170,8 @@ class CudaSampler:
             self._put(self._stop_ids[slot, : len(stops)], np.array(stops, np.int32))
         if _penalizes(sampling):
             prompt, generated = np.split(start.tokens, [start.prompt_tokens])
-            counts = np.bincount(generated, minlength=self._vocabulary).astype(np.int16)
-            self._put(self._generated[slot], counts)
+            counts = np.bincount(generated, minlength=self._vocabulary).clip(max=MOST)
+            self._put(self._generated[slot], counts.astype(np.int16))
             seen = np.zeros(self._vocabulary, np.uint8)
             seen[prompt] = 1
             self._put(self._prompted[slot], seen)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from headrace_engine.executor.sampler import filtered, gumbel, noise_key
-from headrace_engine.kernels.gpu.adjust import adjust, count
+from headrace_engine.kernels.gpu.adjust import MOST, adjust, count
 from headrace_engine.kernels.gpu.argmax import chunks_of, greedy
 from headrace_engine.kernels.gpu.sample import sample
 from support.gpu import DEVICE, poisoned, random
@@ -168,6 +168,14 @@ def test_penalties_bias_and_bans_change_only_their_logits() -> None:
     expected[0, 20] = repeated(float(before[0, 20]))
     expected[0, 30] = expected[0, 40] = float("-inf")
     torch.testing.assert_close(logits, expected)
+
+
+def test_a_token_is_counted_as_often_as_its_counter_can_say() -> None:
+    generated = torch.full((2, VOCABULARY), MOST - 1, dtype=torch.int16, device=DEVICE)
+    for _ in range(3):
+        count(column(5), column(0), column(1), generated)
+    assert generated[1, 5] == MOST == torch.iinfo(torch.int16).max
+    assert generated[1, 6] == MOST - 1
 
 
 def test_chosen_tokens_are_counted_by_slot() -> None:

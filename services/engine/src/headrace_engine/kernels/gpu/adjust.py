@@ -1,7 +1,7 @@
 """What changes logits before a token is chosen: penalties, bias, and the ban of stop tokens.
 
 Shapes   logits[rows, vocabulary] float32, changed in place
-         generated[slots + 1, vocabulary] int16: how often each id was generated
+         generated[slots + 1, vocabulary] int16: how often each id was generated, at most MOST
          prompted[slots + 1, vocabulary] uint8: whether it was in the prompt
          bias_ids[slots + 1, entries], bias_values[slots + 1, entries], stop_ids[slots + 1, entries]
          floats, words as in ``sample``
@@ -11,6 +11,8 @@ Twin     reference.adjust, exact
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +21,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, OPTIONS, power_of_two
 
 _CHUNK = 2048
+MOST: Final = 32_767
+"""Times that a token is counted: as many as an int16 holds."""
 
 
 @triton.jit
@@ -110,7 +114,8 @@ def _count(
         gdc_launch_dependents()
     slot = tl.load(slots + tl.load(queries + rows, live, 0), live, 0).to(tl.int64)
     at = generated + slot * VOCABULARY + tl.load(chosen + rows, live, 0)
-    tl.store(at, tl.load(at, live, 0) + 1, live)
+    times = tl.load(at, live, 0)
+    tl.store(at, times + 1, live & (times < 32767))  # MOST
 
 
 def adjust(
