@@ -296,6 +296,7 @@ def test_a_c_compiler_that_fails_is_told_in_words(
     for name in [name for name in os.environ if name.startswith("TRITON_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", str(tmp_path / "cc"))
     assert Compiling(start, 1).result(120) is None
     said = capfd.readouterr().err
     assert "Traceback" not in said

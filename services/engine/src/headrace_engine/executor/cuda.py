@@ -46,7 +46,7 @@ from headrace_engine.executor.cuda_sharing import LEAST_ROWS, Sharing
 from headrace_engine.kernels.build import default_cache_dir
 from headrace_engine.kernels.gpu.prefill_attention import tile_tokens
 from headrace_engine.kernels.gpu.prepare import UNIT_BYTES, Message, aligned, prepare
-from headrace_engine.kernels.gpu.store import counts, keep_kernels
+from headrace_engine.kernels.gpu.store import counts, keep_kernels, know_triton
 from headrace_engine.model.cuda_decoder import (
     PREFILL_SIZES,
     CudaDecoder,
@@ -139,6 +139,8 @@ class CudaExecutor:
         if place.type == "cuda":
             check_card(torch.cuda.get_device_capability(place))
         keep_kernels((cache_dir or default_cache_dir()) / "triton")
+        if place.type == "cuda":
+            know_triton()
         opened = open_model(model, sha256=sha256)
         check_config(opened.weights.config, str(opened.path))
         positions = min(

@@ -145,11 +145,14 @@ def compile_kernels(rehearsal: Rehearsal, jobs: int) -> Compiled:
     from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
 
     from headrace_engine.kernels.gpu.ahead import compile_launches
-    from headrace_engine.kernels.gpu.store import kernel_folder
+    from headrace_engine.kernels.gpu.store import kernel_folder, know_triton
 
     # What lies between source and binary is four times the binary, and nobody reads it.
     knobs.compilation.store_binary_only = True
-    found, compiled = compile_launches(_ready_to_rehearse(rehearsal), jobs)
+    knowing = know_triton()
+    run = _ready_to_rehearse(rehearsal)
+    knowing.join()  # before processes are forked that would all begin anew
+    found, compiled = compile_launches(run, jobs)
     folder = kernel_folder()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / rehearsal.note()).touch()

@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 from headrace_engine.errors import ModelRejected
 from headrace_engine.kernels.gpu import card
-from headrace_engine.kernels.gpu.store import KernelStore, counts, keep_kernels, kernel_folder
+from headrace_engine.kernels.gpu.store import (
+    KernelStore,
+    counts,
+    keep_kernels,
+    kernel_folder,
+    know_triton,
+)
 from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
+from triton.runtime.cache import triton_key  # pyright: ignore[reportMissingTypeStubs]
 
 pytestmark = pytest.mark.torch
 
@@ -61,6 +68,14 @@ def test_a_start_with_a_folder_of_its_own_keeps_kernels_there(
         assert kernel_folder() == tmp_path / name
     assert "TRITON_CACHE_DIR" not in os.environ, "what is there is the user's"
     assert knobs.propagate_env
+
+
+def test_tritons_name_is_computed_ahead_for_every_key() -> None:
+    triton_key.cache_clear()
+    know_triton().join()
+    assert triton_key.cache_info().currsize == 1
+    triton_key()
+    assert triton_key.cache_info().hits == 1
 
 
 def test_a_module_that_cannot_be_built_is_told_in_words(

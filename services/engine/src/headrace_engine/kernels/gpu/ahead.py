@@ -26,6 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import triton.compiler.code_generator  # noqa: F401 - once, for all processes that are forked
 from triton import knobs
 from triton.backends.nvidia import driver as nvidia
 

@@ -14,13 +14,14 @@ import os
 import shutil
 import subprocess
 import sysconfig
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from triton import knobs
 from triton.runtime import build
-from triton.runtime.cache import FileCacheManager
+from triton.runtime.cache import FileCacheManager, triton_key
 
 from headrace_engine.errors import ModelRejected
 from headrace_engine.kernels.gpu import card
@@ -55,6 +56,14 @@ def keep_kernels(folder: Path) -> None:
     if knobs.build.impl is None:
         knobs.build.impl = _build_module
     knobs.compilation.listener = _count
+
+
+def know_triton() -> threading.Thread:
+    """Begins to compute Triton's name for itself, which is part of every key, and for which it reads all
+    of its files. The first use of a kernel would wait for it, which need not wait for the thread."""
+    thread = threading.Thread(target=triton_key, name="triton-key", daemon=True)
+    thread.start()
+    return thread
 
 
 def kernel_folder() -> Path:
