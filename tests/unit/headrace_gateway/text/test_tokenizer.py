@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import smollm2, toy_tokenizers
 
+SPECIAL = 17
+"""The default model's special tokens have the ids below."""
 CONTROL = [("<|end|>", True), ("<think>", False), ("\t\t", False)]
 
 
@@ -126,7 +128,7 @@ def test_tokens_join_to_the_text_but_for_bytes_that_the_model_has_no_token_for(t
     ids = tokenizer.encode_text(text)
     raw = b"".join(map(tokenizer.token_bytes, ids))
     assert raw == text.encode().translate(None, delete=unknown)
-    assert tokenizer.special_ids.isdisjoint(ids)
+    assert min(ids, default=SPECIAL) >= SPECIAL
 
 
 @given(st.lists(st.sampled_from(["<|im_end|>", "<|", "im_start|>", "a", " ", "7", "\n"])))
@@ -135,7 +137,7 @@ def test_control_text_as_plain_text_joins_to_the_text_too(parts: list[str]) -> N
     text = "".join(parts)
     ids = tokenizer.encode_text(text)
     assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
-    assert tokenizer.special_ids.isdisjoint(ids)
+    assert min(ids, default=SPECIAL) >= SPECIAL
 
 
 def test_the_default_model_has_the_facts_that_its_authors_publish() -> None:

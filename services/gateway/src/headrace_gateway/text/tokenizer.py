@@ -79,8 +79,6 @@ class Tokenizer:
         self._bound = bound_of(spec, self._bytes)
         self.vocabulary = vocabulary
         """Ids are below this."""
-        self.special_ids = hidden
-        """Tokens that are never shown."""
         self.control_tokens = frozenset(self._control)
         """Their texts."""
         self.special_tokens = frozenset(special)
@@ -282,4 +280,3 @@ def _checked(text: str) -> bytes:
             f"The text holds a lone surrogate, U+{ord(text[error.start]):04X}, "
             f"at character {error.start}."
         ) from error
-    return text
