@@ -9,7 +9,8 @@ import time
 import pytest
 import tokenizers
 from headrace_gateway.text.errors import PromptRejected, TokenizerRejected
-from headrace_gateway.text.tokenizer import TOKENIZER_FILE, Tokenizer
+from headrace_gateway.text.tokenizer import Tokenizer
+from headrace_gateway.text.tokenizer_file import TOKENIZER_FILE
 from hypothesis import given
 from hypothesis import strategies as st
 from support import smollm2, toy_tokenizers
