@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from containers.bases import make_bases
 from containers.cache import CACHE, ROOT, STATE
+from containers.chart_tools import BIN
 from containers.daemon import Daemon
 from containers.images import Images, build_images
 from support.kubernetes import Cluster
@@ -19,6 +21,7 @@ from support.timings import Timings
 
 CLUSTER = ROOT / "tests/deploy/cluster"
 CLUSTER_BUILD_S = 3000.0
+VALKEY = "valkey/valkey:8.0"
 TIMES = pytest.StashKey[list[tuple[str, float]]]()
 
 
@@ -84,6 +87,24 @@ def images(containers: Daemon, clone: Path, timings: Timings) -> Images:
     built = build_images(containers, clone)
     timings("images: gateway, engine and cli", time.monotonic() - began)
     return built
+
+
+@pytest.fixture(scope="session")
+def packed(
+    containers: Daemon, images: Images, timings: Timings, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Path]:
+    """What `make package` packs of our images and the server's, for those who have no network."""
+    folder = tmp_path_factory.mktemp("packed")
+    (folder / "helm").symlink_to(BIN / "helm4")
+    began = time.monotonic()
+    subprocess.run(
+        [sys.executable, ROOT / "tools/package.py", "--out", folder / "dist", *images.all, VALKEY],
+        env=os.environ | containers.environ | {"PATH": f"{folder}:{os.environ['PATH']}"},
+        check=True,
+    )
+    timings("package: chart and 4 images", time.monotonic() - began)
+    yield folder / "dist"
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

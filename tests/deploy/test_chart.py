@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import subprocess
@@ -27,21 +26,8 @@ from support.chart import (
     text_of,
     tools,
 )
+from support.definitions import MODELLED, ROUTES, spoiled
 
-MODELLED = {
-    "PodMonitor": "cloudcoil.models.prometheus_operator.v1",
-    "ServiceMonitor": "cloudcoil.models.prometheus_operator.v1",
-    "PrometheusRule": "cloudcoil.models.prometheus_operator.v1",
-    "ScaledObject": "cloudcoil.models.keda.v1alpha1",
-    "TriggerAuthentication": "cloudcoil.models.keda.v1alpha1",
-    "Certificate": "cloudcoil.models.cert_manager.v1",
-}
-"""CRDs whose models can be had, made from releases 0.80.1, 2.16.1 and 1.17.1 of their operators."""
-ROUTES = {
-    file.stem: json.loads(file.read_text())
-    for file in sorted((Path(__file__).parent / "schemas").glob("*.json"))
-}
-"""CRDs whose schemas lie here: of ``spec``, by ``tools/crd_schemas.py``."""
 CUSTOM = {*MODELLED, *ROUTES}
 CHECKOV_EXCEPTIONS = {
     "CKV_K8S_11": "no CPU limits: they throttle what has to answer in milliseconds",
@@ -166,35 +152,6 @@ def against(doc):
     return ""
 print(json.dumps([against(doc) for doc in docs]))
 """
-
-
-WRONG: dict[str, tuple[str, Any]] = {
-    "PrometheusRule": ("spec.gruops", []),
-    "PodMonitor": ("spec.podMetricsEndpoints.0.intervall", "15s"),
-    "ServiceMonitor": ("spec.endpoints.0.portt", "http"),
-    "ScaledObject": ("spec.minReplicaCount", "few"),
-    "TriggerAuthentication": ("spec.secretTargetRef.0.name", None),
-    "Certificate": ("spec.issuerRef.nmae", "internal"),
-    "HTTPRoute": ("spec.rules.0.timeouts.request", "0"),
-    "GRPCRoute": ("spec.rules.0.timeouts", {"request": "0s"}),
-}
-"""A fault of each kind: a field that is not known, one of a wrong type, one that is missing."""
-
-
-def spoiled(kind: str) -> tuple[Doc, str]:
-    """A document of a kind with its fault, and the field where it lies."""
-    found = [doc for each in CI_FILES for doc in rendered(each) if doc["kind"] == kind]
-    doc = copy.deepcopy(found[0])
-    path, value = WRONG[kind]
-    *above, last = path.split(".")
-    place: Any = doc
-    for step in above:
-        place = place[int(step) if step.isdigit() else step]
-    if value is None:
-        del place[last]
-    else:
-        place[last] = value
-    return doc, last
 
 
 def test_a_fault_that_an_operator_would_refuse_is_found() -> None:

@@ -66,6 +66,12 @@ def test_a_secret_that_is_missing_is_named_in_notes_and_events(release: Release)
     )
 
 
+def test_an_upgrade_that_would_make_another_pepper_is_refused(release: Release) -> None:
+    install(release, {"auth": {"existingSecret": "keys"}})
+    with pytest.raises(Refused, match=r"auth\.existingSecret is empty, .* another pepper"):
+        release.upgrade({"auth": {"existingSecret": ""}})
+
+
 def test_a_server_that_cannot_be_reached_is_named_in_the_logs(release: Release) -> None:
     elsewhere = {"host": "nowhere.invalid"}
     install(release, {"valkey": {"enabled": False}, "externalRedis": elsewhere})

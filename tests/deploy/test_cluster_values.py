@@ -1,7 +1,8 @@
 """The values files of the chart's ``ci`` folder on the cluster, beside what each of them names.
 
 What somebody else brings is as the files call it: servers, sentinels, Secrets, a claim, a registry.
-What an operator would do is switched off, but for cert-manager's Secret, which lies there as it would.
+Kinds of operators are defined, and nobody acts on their objects; cert-manager's Secret lies there as it
+would.
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 import yaml
 from containers.daemon import Daemon
 from support import models, toy_tokenizers
 from support.certificates import Certificates, make_certificates, renew_certificate
-from support.chart import CI_FILES, OLDEST, one, render, rendered
-from support.kubernetes import Cluster, Release, merged, until
+from support.chart import CI_FILES, OLDEST, Doc, one, render, rendered
+from support.definitions import VERSIONS, operators_kinds, spoiled
+from support.guides import Reader, block
+from support.kubernetes import Cluster, Refused, Release, merged, until
 from support.objects import made_of, pod, service
+from support.registry import Registry, registry
 from support.timings import Timings
 
 pytestmark = pytest.mark.timeout(900)
@@ -37,19 +41,10 @@ EVERYWHERE: Final[dict[str, Any]] = {
     "tests": {"resources": SMALL},
 }
 BUNDLED: Final[dict[str, Any]] = {"valkey": {"persistence": {"enabled": False}, "resources": SMALL}}
-CUSTOM: Final = {
-    *("ScaledObject", "TriggerAuthentication", "Certificate"),
-    *("PodMonitor", "ServiceMonitor", "PrometheusRule", "HTTPRoute", "GRPCRoute"),
-}
-"""Kinds that operators bring. This cluster takes none: its API server, which Debian's compiler builds
-from a source older than that, breaks at the first object of a kind that was defined at run time.
-"""
-OF_A_SERVER: Final[dict[str, Any]] = {
-    "models": {"small": {"keda": {"enabled": False}, "settings": {"executor": "echo"}}}
-}
+OF_A_SERVER: Final[dict[str, Any]] = {"models": {"small": {"settings": {"executor": "echo"}}}}
 """Over files that are about a server: their engines echo, which spares two models their loading."""
-IMAGES: Final = ("headrace-gateway:0.1.0", "headrace-engine:0.1.0", "headrace-cli:0.1.0")
 REGISTRY: Final = "registry.internal.example"
+"""In files and guides; here it is a registry on loopback."""
 VALKEY: Final = "valkey/valkey:8.0"
 SERVE: Final = ("valkey-server", "--save", "", "--appendonly", "no", "--dir", "/tmp")
 SENTINEL: Final = """
@@ -199,8 +194,6 @@ CASES: Final = {
         merged(
             BUNDLED,
             {
-                # Images that were never pulled have no digest.
-                "images": {each: {"digest": ""} for each in ("gateway", "engine", "cli", "valkey")},
                 "models": {"llama": {"resources": SMALL, "settings": {"cache_bytes": 16 << 20}}},
             },
         ),
@@ -211,13 +204,6 @@ CASES: Final = {
             BUNDLED,
             {
                 "models": {"smollm2": {"resources": SMALL}},
-                "gateway": {
-                    "tls": {"secretName": "headrace-tls", "certManager": {"enabled": False}}
-                },
-                "metrics": {
-                    "podMonitor": {"enabled": False},
-                    "prometheusRule": {"enabled": False},
-                },
             },
         ),
         what_the_cpu_file_names,
@@ -237,24 +223,85 @@ class Releases:
 
 
 @pytest.fixture(scope="module")
-def releases(
+def kinds(cluster: Cluster) -> Generator[None]:
+    """Those that operators bring, which test_cluster_faults.py wants not to be there."""
+    with operators_kinds(cluster):
+        yield
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """A registry that holds what was packed."""
+
+    registry: Registry
+    values: Mapping[str, Any]
+    """Of the chart, with the digests that the packing wrote down."""
+    images: Sequence[str]
+    """As pods name them: without a tag, and the digest behind ``@``."""
+
+
+@pytest.fixture(scope="module")
+def mirror(
     cluster: Cluster,
     containers: Daemon,
+    packed: Path,
+    timings: Timings,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Generator[Mirror]:
+    """Chart and images, brought to a registry as the guide says."""
+    began = time.monotonic()
+    copy, push, install = block("airgap.md", "Move them", 1).replace("\\\n", " ").splitlines()
+    lines = (packed / "images.txt").read_text().splitlines()
+    with registry(tmp_path_factory.mktemp("registry")) as made:
+        reader = Reader(cluster, "default", tmp_path_factory.mktemp("reader"), made.environ)
+        rows = [line.split() for line in lines if not line.startswith("#")]
+        images: list[str] = []
+        for image, _, archive in rows:
+            name, _, digest = image.partition("@")
+            path, _, tag = name.partition(":")
+            images.append(f"{made.address}/{path}@{digest}")
+            one_of_them = {
+                "images/headrace-gateway-0.1.0.tar:0.1.0": f"{packed}/{archive}:{tag}",
+                f"{REGISTRY}/headrace-gateway:0.1.0": f"{made.address}/{name}",
+            }
+            reader.type(copy, one_of_them)
+        [chart] = packed.glob("*.tgz")
+        here = {REGISTRY: made.address, chart.name: str(chart)}
+        reader.type(f"{push} --plain-http", here)
+        digests = packed / "digests-values.yaml"
+        tried = f"{install} --plain-http --dry-run=server"
+        reader.type(tried, {REGISTRY: made.address, digests.name: str(digests)})
+        timings("air gap: chart and 4 images into a registry", time.monotonic() - began)
+        given = {"global": {"imageRegistry": made.address}}
+        yield Mirror(made, merged(yaml.safe_load(digests.read_text()), given), images)
+        for name in images:
+            containers.docker("rmi", "--force", name, check=False)
+
+
+@pytest.fixture(scope="module")
+def releases(
+    cluster: Cluster,
+    kinds: None,
+    mirror: Mirror,
     timings: Timings,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Generator[Releases]:
     """One of each file, all at once, in a namespace each."""
     made: dict[str, Release] = {}
     folders = {name: tmp_path_factory.mktemp(name) for name in CASES}
-    for image in (*IMAGES, VALKEY):
-        containers.docker("tag", image, f"{REGISTRY}/{image}")
     for name, case in CASES.items():
         values = merged(merged(yaml.safe_load(FILES[name].read_text()), EVERYWHERE), case.over)
         made[name] = Release(cluster, f"headrace-{name}", values)
+    airgap = made["airgap"]
+    airgap.values = merged(airgap.values, mirror.values)
 
     def install(name: str) -> None:
         cluster.make_namespace(made[name].namespace)
         CASES[name].before(made[name], folders[name])
+        if name == "airgap":
+            login = {".dockerconfigjson": mirror.registry.logins.read_bytes()}
+            secret = made_of("Secret", "registry", **login)
+            create(airgap, {**secret, "type": "kubernetes.io/dockerconfigjson"})
         made[name].install()
 
     began = time.monotonic()
@@ -270,7 +317,6 @@ def releases(
         cluster.kubectl("delete", "namespace", "redis", "--ignore-not-found", "--wait=false")
         volume = made["airgap"].namespace
         cluster.kubectl("delete", "persistentvolume", volume, "--ignore-not-found", "--wait=false")
-        containers.docker("rmi", *(f"{REGISTRY}/{image}" for image in (*IMAGES, VALKEY)))
 
 
 @dataclass(frozen=True)
@@ -303,12 +349,20 @@ def test_what_is_installed_of_a_file_passes_its_test(releases: Releases, name: s
         assert what in told.lower(), told
 
 
-def test_images_of_the_air_gap_are_the_registry_s(releases: Releases) -> None:
+def test_images_of_the_air_gap_are_pulled_from_the_registry_by_digest(
+    releases: Releases, mirror: Mirror
+) -> None:
     release = releases.of["airgap"]
-    for component in ("gateway", "engine", "valkey"):
-        [first, *_] = release.pods(component)
-        for container in first["spec"]["containers"]:
-            assert container["image"].startswith(f"{REGISTRY}/"), container["image"]
+    pods = [pod for part in ("gateway", "engine", "valkey", "test") for pod in release.pods(part)]
+    asked = {each["image"] for pod in pods for each in pod["spec"]["containers"]}
+    assert asked == set(mirror.images)
+    # A node may know the same image by another name as well, but by no other digest.
+    runs = {each["imageID"] for pod in pods for each in pod["status"]["containerStatuses"]}
+    assert {image.rpartition("@")[2] for image in runs} == {
+        image.rpartition("@")[2] for image in asked
+    }
+    for image in mirror.images:
+        assert f'Successfully pulled image "{image}"' in release.events()
 
 
 def test_autoscalers_that_see_nothing_yet_keep_to_their_least(
@@ -353,11 +407,54 @@ def restarts(pod: Mapping[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_api_takes_every_object_of_a_file(cluster: Cluster, name: str) -> None:
+def test_the_api_takes_every_object_of_a_file(cluster: Cluster, kinds: None, name: str) -> None:
     # A pod's account has to be there first; that of ``helm test`` is run above.
-    left_out = {*CUSTOM, "Pod"}
-    docs = [doc for doc in rendered(FILES[name], kube=OLDEST) if doc["kind"] not in left_out]
+    docs = [doc for doc in rendered(FILES[name], kube=OLDEST) if doc["kind"] != "Pod"]
+    taken = tried(cluster, docs)
+    assert len(taken) == len(docs)
+    for doc, kept in zip(docs, taken, strict=True):
+        if doc["kind"] in VERSIONS:
+            # What a definition does not name is dropped in silence.
+            assert lost(doc["spec"], kept["spec"]) == [], doc["metadata"]["name"]
+
+
+@pytest.mark.parametrize("kind", VERSIONS)
+def test_a_fault_in_an_operators_object_is_found(cluster: Cluster, kinds: None, kind: str) -> None:
+    doc, field = spoiled(kind)
+    assert any(field in each for each in refused_or_lost(cluster, doc))
+
+
+def refused_or_lost(cluster: Cluster, doc: Doc) -> list[str]:
+    """What the API has against an object: why it does not take it, or what it drops of it."""
+    try:
+        [kept] = tried(cluster, [doc])
+    except Refused as refused:
+        return [str(refused)]
+    return lost(doc["spec"], kept["spec"])
+
+
+def tried(cluster: Cluster, docs: Sequence[Doc]) -> list[Doc]:
+    """What the API would make of objects. Raises ``Refused``."""
     objects = [{**doc, "metadata": {**doc["metadata"], "namespace": "default"}} for doc in docs]
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
-    told = cluster.kubectl("create", "--dry-run=server", "--filename=-", given=listed)
-    assert told.count("(server dry run)") == len(objects)
+    create = ("create", "--dry-run=server", "--validate=false", "--output=json", "--filename=-")
+    told = cluster.kubectl(*create, given=listed).strip()
+    made: list[Doc] = []
+    while told:
+        found, end = json.JSONDecoder().raw_decode(told)
+        made.append(found)
+        told = told[end:].lstrip()
+    return made
+
+
+def lost(given: Any, kept: Any, path: str = "spec") -> list[str]:
+    """Fields that did not come back."""
+    if isinstance(given, dict):
+        fields = cast("dict[str, Any]", given)
+        gone = [f"{path}.{key}" for key in fields if key not in kept]
+        below = (lost(fields[key], kept[key], f"{path}.{key}") for key in fields if key in kept)
+        return gone + [each for found in below for each in found]
+    if isinstance(given, list):
+        pairs = enumerate(zip(cast("list[Any]", given), kept, strict=True))
+        return [each for at, (one, two) in pairs for each in lost(one, two, f"{path}[{at}]")]
+    return [] if given == kept else [path]

@@ -39,8 +39,11 @@ CLUSTER_PACKAGES: Final = {
     "socat": "/usr/bin/socat",
     "dnsmasq-base": "/usr/sbin/dnsmasq",
     "openssl": "/usr/bin/openssl",
+    "skopeo": "/usr/bin/skopeo",
 }
-"""The same for Kubernetes: what builds it, and what a node needs."""
+"""The same for Kubernetes: what builds it, what a node needs, and what brings images to a registry."""
+SERVICES: Final = {"etcd": "etcd-server", "registry": "docker-registry"}
+"""Programs that are unpacked beside that: the folder in the cache, and the package."""
 
 ENGINE_RELEASE: Final = "trixie"
 """Whose Docker packages run on Debian 12 and later: they want no more than its C library."""
@@ -94,18 +97,18 @@ def install_packages(packages: Mapping[str, str]) -> None:
         fetch(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], env=quiet)
 
 
-def unpack_etcd() -> None:
-    """etcd, in the cache: its package would start it."""
-    target = CACHE / "etcd"
-    if (target / "etcd").exists():
+def unpack_services() -> None:
+    """etcd and a registry, in the cache: their packages would start them."""
+    missing = {name: package for name, package in SERVICES.items() if not (CACHE / name).exists()}
+    if not missing:
         return
-    with told("unpacking etcd"), tempfile.TemporaryDirectory(dir=CACHE) as folder:
+    with told(f"unpacking {', '.join(missing)}"), tempfile.TemporaryDirectory(dir=CACHE) as folder:
         apt = private_apt(Path(folder), f"deb [] {mirror()} {BASE_RELEASE} main")
-        fetch(["apt-get", "download", "-qq", "etcd-server"], env=apt, cwd=Path(folder))
-        (package,) = Path(folder).glob("etcd-server_*.deb")
-        run(["dpkg", "-x", package, folder])
-        shutil.rmtree(target, ignore_errors=True)
-        Path(folder, "usr/bin").rename(target)
+        fetch(["apt-get", "download", "-qq", *missing.values()], env=apt, cwd=Path(folder))
+        for name, package in missing.items():
+            (found,) = Path(folder).glob(f"{package}_*.deb")
+            run(["dpkg", "-x", found, Path(folder, name)])
+            Path(folder, name, "usr/bin").rename(CACHE / name)
 
 
 def mirror() -> str:

@@ -52,8 +52,8 @@ def make_engine() -> None:
 
 
 def build_kubernetes() -> None:
-    """Kubernetes, from Debian's source, and the etcd that it keeps its objects in."""
-    install.unpack_etcd()
+    """Kubernetes, from Debian's source, the etcd that it keeps its objects in, and a registry."""
+    install.unpack_services()
     with told("building Kubernetes, unless it is in the cache"):
         run([_BUILD], timeout_s=_BUILD_S)
 
