@@ -51,7 +51,10 @@ def run(path: Path, *, changes: Sequence[str], partial: bool) -> bool:
         start = "the engine's start" if segment.state is None else f"pass {segment.passes}"
         print(f"segment {number}, from {start}: {result.passes} plans are the same.")
         if result.recorded_break:
-            how = result.broke or "nothing breaks here: it was the device, or a race"
+            how = (
+                result.broke
+                or "nothing breaks here: it was the device, a race, or what a prompt contains"
+            )
             print(f"The engine broke in the next pass. Here: {how}")
         if result.difference is not None:
             print(differing(result.difference))

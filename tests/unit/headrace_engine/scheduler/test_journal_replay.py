@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 from headrace_contracts.prefix_key import fold
+from headrace_engine.cache.block import SequenceBlocks
+from headrace_engine.cache.logical_pool import LogicalBlockPool
 from headrace_engine.errors import JournalRejected
+from headrace_engine.scheduler.admit import admit_prompt
+from headrace_engine.scheduler.journal import Journal
 from headrace_engine.scheduler.journal_replay import Replayer
+from headrace_engine.scheduler.settings import SchedulerSettings
+from headrace_engine.state.sequence import Sequence
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
+from support.engine import Rig
 from support.engine_machine import EngineMachine
 from support.journals import recorded
 from support.lengths import times
@@ -103,3 +110,36 @@ def test_records_that_contradict_each_other_are_refused() -> None:
     segment.records.append(("e", 0.0, 999, "STOP", False, 1))
     with pytest.raises(JournalRejected, match="cannot follow"):
         Replayer(segment).run()
+
+
+@pytest.mark.parametrize("breaks_here_too", [True, False])
+def test_the_pass_in_which_an_engine_broke_is_tried_and_may_get_further(
+    monkeypatch: pytest.MonkeyPatch, *, breaks_here_too: bool
+) -> None:
+    journal = Journal()
+    rig = Rig(journal=journal)
+    rig.push([1, 2, 3, 4, 5, 6], 4)
+    rig.run()
+
+    def broken(
+        pool: LogicalBlockPool,
+        holder: SequenceBlocks,
+        sequence: Sequence,
+        settings: SchedulerSettings,
+    ) -> None:
+        if sequence.number == 2:
+            raise AssertionError("poison")
+        admit_prompt(pool, holder, sequence, settings)
+
+    monkeypatch.setattr("headrace_engine.scheduler.scheduler.admit_prompt", broken)
+    rig.push([1, 2, 3, 4, 5, 7], 4)
+    with pytest.raises(AssertionError, match="poison"):
+        rig.step()
+    journal.flush()
+    if not breaks_here_too:
+        # The search for a sibling, which comes next, was never recorded.
+        monkeypatch.undo()
+    result = Replayer(journal.segments[0]).run()
+    assert result.recorded_break
+    assert result.passes == rig.scheduler.passes - 1
+    assert result.broke == ("AssertionError('poison')" if breaks_here_too else "")
