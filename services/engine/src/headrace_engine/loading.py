@@ -39,6 +39,7 @@ from headrace_engine.model.loader.tokenizer_files import TokenizerFiles, tokeniz
 from headrace_engine.scheduler.scheduler import BLOCK_ALIGN
 from headrace_engine.scheduler.settings import SchedulerSettings
 from headrace_engine.settings import DEFAULT_CACHE_BYTES, EngineSettings, block_tokens
+from headrace_engine.uncollected import uncollected
 
 log = get_logger(__name__)
 
@@ -264,6 +265,7 @@ def _cpu(settings: EngineSettings, progress: Progress) -> Executor:
     )
 
 
+@uncollected()
 def _cuda(
     settings: EngineSettings, card: Card | None, progress: Progress
 ) -> tuple[Executor, TokenizerFiles]:

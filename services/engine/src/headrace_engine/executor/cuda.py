@@ -57,6 +57,7 @@ from headrace_engine.model.cuda_weights import CudaWeights, load_weights
 from headrace_engine.model.loader.formats import Progress
 from headrace_engine.model.opening import open_model
 from headrace_engine.state.batch import BatchData, BatchOutput, ResolvedCopy
+from headrace_engine.uncollected import uncollected
 
 log = get_logger(__name__)
 
@@ -177,6 +178,7 @@ class CudaExecutor:
         """See Executor."""
         return -(-self._token_bytes * block_tokens // UNIT_BYTES) * UNIT_BYTES
 
+    @uncollected()
     def cache_room(self, limits: ExecutorLimits, share: float) -> int | None:
         """See MeasuresItsMemory. Runs the largest step once, and frees everything again."""
         if not self._on_gpu:
@@ -211,6 +213,7 @@ class CudaExecutor:
         self._plan = plan
         return plan.room
 
+    @uncollected()
     def start(self, limits: ExecutorLimits) -> None:
         """See Executor. Captures every graph; whatever is missing afterwards is an error."""
         if not self._on_gpu:

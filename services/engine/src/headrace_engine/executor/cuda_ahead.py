@@ -11,6 +11,7 @@ compiled; for a card that is named, by as many processes as there are cores.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -277,6 +278,7 @@ def _version(package: str) -> str:
 def main(argv: Sequence[str]) -> int:
     """Body of the process: jobs at once and a rehearsal are given, what was done goes to the output."""
     threading.Thread(target=_end_with_our_starter, daemon=True).start()
+    gc.disable()  # nothing here lives long, and what is forked inherits it
     try:
         done = compile_kernels(Rehearsal.parse(argv[1]), jobs=int(argv[0]))
     except (ModelRejected, ModuleNotFoundError, RuntimeError, OSError) as error:
