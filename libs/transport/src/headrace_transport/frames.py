@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from headrace_contracts import keys
 from headrace_contracts.pb.queue_pb2 import Fence, Frame
 
+from headrace_transport.engine_end import EngineEnd
 from headrace_transport.foreign import Foreign
 from headrace_transport.interface import FrameId, OutEntry
 from headrace_transport.names import check_process
@@ -37,17 +38,8 @@ class FrameReads(Part):
         await self._server.command("XTRIM", stream, "MINID", below)
 
 
-class FrameWrites(Part):
+class FrameWrites(Part, EngineEnd):
     """The engine's end of all out streams."""
-
-    async def publish(self, frames: Mapping[str, Frame]) -> Mapping[str, FrameId]:
-        """See ``EngineWire.publish``."""
-        posted = await self.post(list(frames.items()))
-        return {
-            gateway: frame
-            for gateway, frame in zip(frames, posted, strict=True)
-            if frame is not None
-        }
 
     async def post(self, entries: Sequence[tuple[str, Frame | Fence]]) -> Sequence[FrameId | None]:
         """Appends in one round trip; None for a gateway that was reaped."""

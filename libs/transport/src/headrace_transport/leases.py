@@ -20,7 +20,6 @@ from headrace_transport.claims import Claims, Taken
 from headrace_transport.errors import CommandFailed
 from headrace_transport.frames import FrameWrites
 from headrace_transport.interface import Claimed, Logged, Renewed, Settled
-from headrace_transport.logs import append_all
 from headrace_transport.names import check_model, check_process
 from headrace_transport.replies import (
     Argument,
@@ -102,16 +101,6 @@ class Leases(FrameWrites):
             usage.completion_tokens * GENERATED_WEIGHT,
         ]
         return Settled(ours=as_int(await self._server.run_model("finish", model, arguments)) == 1)
-
-    async def append_log(self, engine: str, request: str, attempt: int, entry: LogEntry) -> Logged:
-        """See ``EngineWire.append_log``."""
-        return (await self.append_logs(engine, [(request, attempt, entry)]))[0]
-
-    async def append_logs(
-        self, engine: str, entries: Sequence[tuple[str, int, LogEntry]]
-    ) -> Sequence[Logged]:
-        """See ``EngineWire.append_logs``."""
-        return await append_all(self._append, engine, entries)
 
     async def _append(
         self, engine: str, entries: Sequence[tuple[str, int, LogEntry]]

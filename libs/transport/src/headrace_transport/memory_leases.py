@@ -8,14 +8,14 @@ from headrace_contracts.codes import FinishReason
 from headrace_contracts.pb.queue_pb2 import Fence, Frame, LogEntry, Usage
 
 from headrace_transport.claims import Claims, Taken
+from headrace_transport.engine_end import EngineEnd
 from headrace_transport.interface import Claimed, FrameId, Logged, OutEntry, Renewed, Settled
-from headrace_transport.logs import append_all
 from headrace_transport.memory_broker import MemoryBroker, MemoryPart
 from headrace_transport.memory_work import append_log
 from headrace_transport.names import check_process
 
 
-class MemoryLeases(MemoryPart):
+class MemoryLeases(MemoryPart, EngineEnd):
     """The engine's requests. Implements ``ClaimSteps``."""
 
     def __init__(self, broker: MemoryBroker) -> None:
@@ -64,25 +64,6 @@ class MemoryLeases(MemoryPart):
             engine, request, attempt, entry=entry, reason=reason, usage=usage
         )
         return Settled(ours=ours)
-
-    async def publish(self, frames: Mapping[str, Frame]) -> Mapping[str, FrameId]:
-        """See ``EngineWire.publish``."""
-        posted = await self.post(list(frames.items()))
-        return {
-            gateway: frame
-            for gateway, frame in zip(frames, posted, strict=True)
-            if frame is not None
-        }
-
-    async def append_log(self, engine: str, request: str, attempt: int, entry: LogEntry) -> Logged:
-        """See ``EngineWire.append_log``."""
-        return (await self.append_logs(engine, [(request, attempt, entry)]))[0]
-
-    async def append_logs(
-        self, engine: str, entries: Sequence[tuple[str, int, LogEntry]]
-    ) -> Sequence[Logged]:
-        """See ``EngineWire.append_logs``."""
-        return await append_all(self._append, engine, entries)
 
     async def _append(
         self, engine: str, entries: Sequence[tuple[str, int, LogEntry]]
