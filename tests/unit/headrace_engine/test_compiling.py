@@ -70,7 +70,12 @@ def test_what_cannot_be_compiled_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["--card", "h100"], *(["--card", "sm_90:132", "--jobs", n] for n in "0-x")]
+    "arguments",
+    [
+        [],
+        ["--card", "h100"],
+        *(["--card", "sm_90:132", "--jobs", n] for n in ("0", "-", "x", "65")),
+    ],
 )
 def test_a_card_and_processes_must_be_such(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -26,6 +26,8 @@ from headrace_engine.settings import EngineSettings, check_settings
 
 COMMAND: Final = "compile"
 _PROG: Final = f"headrace-engine {COMMAND}"
+_MOST_JOBS: Final = 64
+"""There are about as many kernels, and all processes begin at once, of 200 MB each."""
 _OUTPUT: Final = "default: TRITON_CACHE_DIR where that is set, else `triton` in `cache_dir`"
 
 
@@ -71,8 +73,10 @@ def _card(text: str) -> Card:
 
 
 def _jobs(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes")
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_JOBS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of processes from 1 to {_MOST_JOBS}"
+        )
     return int(text)
 
 
