@@ -60,7 +60,7 @@ def test_strings_and_chats_together(pipe: Pipeline) -> None:
 
 
 def test_a_stop_string_ends_the_answer_and_is_not_shown(pipe: Pipeline) -> None:
-    stopped, other = pipe(["one two three four", "five"], SOME, stop=["three"])
+    stopped, other = pipe(["one two three four", "five"], SOME, stop="three")
 
     assert (stopped.text, stopped.finish) == ("one two ", FinishReason.STOP)
     assert stopped.usage.completion_tokens == len(stopped.tokens) == 3
@@ -78,6 +78,7 @@ def test_a_stream_joined_is_the_answer(pipe: Pipeline) -> None:
     prompt = "A text with several words, and ünïcödé."
     assert "".join(pipe.stream(prompt, SOME)) == prompt
     assert "".join(pipe.stream(prompt, SOME, stop=[" words"])) == "A text with several"
+    assert "".join(pipe.stream(prompt, SOME, stop=" words")) == "A text with several"
     for text in pipe.stream("again and " * 100, Sampling(4000, min_new_tokens=4000)):
         assert text
         break

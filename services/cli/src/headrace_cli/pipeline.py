@@ -60,12 +60,12 @@ class Pipeline:
         prompts: Sequence[str | Chat],
         sampling: Sampling | None = None,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> list[Answer]:
         """Runs all prompts together; answers come in the same order.
 
         ``sampling``: without it the model's defaults, and at most 256 tokens. The model's end
-        tokens always stop. ``stop``: strings that end an answer, not shown. Raises
+        tokens always stop. ``stop``: a string or several that end an answer, not shown. Raises
         ``PromptRejected`` for what cannot become tokens, and what ``Engine.infer`` raises.
         """
         if isinstance(prompts, str):
@@ -86,7 +86,11 @@ class Pipeline:
             return answers
 
     def stream(
-        self, prompt: str | Chat, sampling: Sampling | None = None, *, stop: Sequence[str] = ()
+        self,
+        prompt: str | Chat,
+        sampling: Sampling | None = None,
+        *,
+        stop: str | Sequence[str] = (),
     ) -> Iterator[str]:
         """Text as it comes; joined it is that of the answer. Leaving early cancels."""
         sampling = self._sampling(sampling)
@@ -129,9 +133,9 @@ class Pipeline:
         ends = given.stop_token_ids | self.engine.end_token_ids
         return replace(given, stop_token_ids=ends)
 
-    def _choice(self, sampling: Sampling, stop: Sequence[str]) -> ChoiceText:
+    def _choice(self, sampling: Sampling, stop: str | Sequence[str]) -> ChoiceText:
         return self._text.choice(
-            stop=stop,
+            stop=[stop] if isinstance(stop, str) else stop,
             stop_token_ids=sampling.stop_token_ids,
             min_tokens=sampling.min_new_tokens,
         )
