@@ -10,8 +10,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -20,8 +18,10 @@ from typing import Any
 
 import httpx
 import pytest
+from containers.cache import ROOT
 from containers.daemon import Daemon
 from support.following import Followed, follow
+from support.guides import Reader, block
 from support.kubernetes import Cluster, Refused, Release, is_ready, until
 from support.metrics_api import metrics_api
 from support.timings import Timings
@@ -106,19 +106,33 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(
-    cluster: Cluster, timings: Timings, tmp_path_factory: pytest.TempPathFactory
-) -> Generator[Served]:
+def volume(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], None]:
+    """Makes the server's volume, empty, in place of the one before."""
+
+    def make() -> None:
+        name = VOLUME["metadata"]["name"]
+        cluster.kubectl("delete", "persistentvolume", name, "--ignore-not-found")
+        folder = tmp_path_factory.mktemp("valkey")
+        folder.chmod(0o777)  # the server runs as somebody else
+        spec = {**VOLUME["spec"], "hostPath": {"path": str(folder)}}
+        cluster.kubectl("create", "--filename=-", given=json.dumps({**VOLUME, "spec": spec}))
+
+    return make
+
+
+@pytest.fixture
+def reader(served: Served, tmp_path: Path) -> Reader:
+    """Of the guides."""
+    return Reader(served.release.cluster, NAMESPACE, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def served(cluster: Cluster, timings: Timings, volume: Callable[[], None]) -> Generator[Served]:
     """The echo stack, installed once."""
     release = Release(cluster, NAMESPACE, VALUES)
     cluster.make_namespace(NAMESPACE)
-    volume = VOLUME["metadata"]["name"]
-    cluster.kubectl("delete", "persistentvolume", volume, "--ignore-not-found")
-    folder = tmp_path_factory.mktemp("valkey")
-    folder.chmod(0o777)  # the server runs as somebody else
-    spec = {**VOLUME["spec"], "hostPath": {"path": str(folder)}}
     try:
-        cluster.kubectl("create", "--filename=-", given=json.dumps({**VOLUME, "spec": spec}))
+        volume()
         release.install()
         timings(
             "helm install --wait: 2 gateways, 2 echo engines, Valkey", release.took_s["install"]
@@ -134,7 +148,8 @@ def served(
         yield Served(release, url, key, made.model, whole.text)
     finally:
         release.uninstall()
-        cluster.kubectl("delete", "persistentvolume", volume, "--ignore-not-found", "--wait=false")
+        name = VOLUME["metadata"]["name"]
+        cluster.kubectl("delete", "persistentvolume", name, "--ignore-not-found", "--wait=false")
 
 
 async def streams(served: Served, count: int) -> list[Followed]:
@@ -504,7 +519,7 @@ def test_a_server_that_is_killed_or_replaced_keeps_keys_and_streams(
 
 
 def test_headrace_drain_ends_an_engine_of_the_cluster_from_outside(
-    served: Served, timings: Timings
+    served: Served, reader: Reader, timings: Timings
 ) -> None:
     release = served.release
     settle(release, 2)
@@ -518,15 +533,8 @@ def test_headrace_drain_ends_an_engine_of_the_cluster_from_outside(
 
     def drain() -> None:
         began = time.monotonic()
-        password = release.secret("headrace-valkey", "gateway-password")
-        with release.forwarded("svc/headrace-valkey", 6379) as port:
-            told = headrace(
-                "drain",
-                f"{name}-",
-                "--wait",
-                f"--redis-url=redis://gateway@127.0.0.1:{port}/0",
-                password=password,
-            )
+        typed = block("operations.md", "What happens when a process is told to stop")
+        told = reader.type(typed, {"headrace-engine-7d9f": f"{name}-"})
         assert "has ended" in told
         timings("headrace drain --wait: an engine with open streams", time.monotonic() - began)
         until(lambda: restarts() > before, "its container does not end")
@@ -535,19 +543,60 @@ def test_headrace_drain_ends_an_engine_of_the_cluster_from_outside(
     check(served, asyncio.run(under_load(served, drain)))
 
 
-def headrace(*arguments: str, password: str) -> str:
-    """What the CLI prints, in this environment."""
-    done = subprocess.run(
-        [sys.executable, "-m", "headrace_cli", *arguments],
-        env=os.environ | {"HEADRACE_GATEWAY_REDIS_PASSWORD": password},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def drop(_told: str) -> None:
     """For lambdas whose result nobody wants."""
+
+
+def test_what_is_kept_is_seen_and_erased_as_the_guide_says(served: Served, reader: Reader) -> None:
+    [one] = asyncio.run(streams(served, 1))
+    see, erase = (
+        block("privacy.md", "See it"),
+        "r unlink 'hr:{ID}:log' 'hr:{ID}:req' 'hr:{ID}:body'",
+    )
+    assert erase in (ROOT / "docs/guides/privacy.md").read_text()
+    found = {"ID": one.id, "MODEL": served.model}
+    keys = [line for line in see.splitlines() if line.startswith(("export", "alias", "r "))]
+    password = served.release.secret("headrace-valkey", "gateway-password")
+    looked = "\n".join(keys).replace("export REDISCLI_AUTH=...", f"export REDISCLI_AUTH={password}")
+    told = reader.type(looked.replace("chatcmpl-ID", "ID"), found)
+    assert "tenant" in told
+    assert any(line.isdigit() and 800 < int(line) <= 900 for line in told.splitlines()), told
+    erased = "\n".join([*looked.splitlines()[:2], erase, "r exists 'hr:{ID}:req'"])
+    assert reader.type(erased, {"ID": one.id}).split() == ["2", "0"]
+
+
+def test_keys_outlive_the_namespace_as_the_guide_of_upgrades_says(
+    served: Served, reader: Reader, volume: Callable[[], None], timings: Timings
+) -> None:
+    release = served.release
+    admin = {"Authorization": f"Bearer {served.key}"}
+    made = httpx.post(f"{release.url}/admin/keys", headers=admin, json={"name": "kept"}, timeout=20)
+    (reader.folder / "values.yaml").write_text(json.dumps(release.values))
+    began = time.monotonic()
+    reader.type(block("upgrades.md", "Backup"))
+    timings("keys: saved, as the guide says", time.monotonic() - began)
+
+    release.cluster.helm("uninstall", release.name, f"--namespace={NAMESPACE}")
+    left = release.kubectl("get", "secret,pvc", "--output=name").split()
+    for kept in ("secret/headrace-auth", "secret/headrace-valkey", "data-headrace-valkey-0"):
+        assert any(each.endswith(kept) for each in left), left
+    reader.type(block("upgrades.md", "What stays behind").splitlines()[0])
+    assert "headrace" not in release.kubectl("get", "secret,pvc,pod", "--output=name")
+    release.cluster.kubectl("delete", "namespace", NAMESPACE)
+    volume()
+
+    began = time.monotonic()
+    told = reader.type(block("upgrades.md", "Restore"))
+    timings("release and keys: restored, as the guide says", time.monotonic() - began)
+    assert "imported 2 keys" in told
+    assert release.api_key == served.key
+    headers = {"Authorization": f"Bearer {made.json()['key']}"}
+
+    def opens() -> bool:
+        try:
+            return httpx.get(f"{release.url}/v1/models", headers=headers).status_code == 200
+        except httpx.TransportError:
+            return False  # the port of a Service that is new
+
+    until(opens, "the restored key opens nothing")
+    assert "FAIL" not in reader.type(block("production.md", "Verify"))

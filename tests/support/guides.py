@@ -88,6 +88,7 @@ class Reader:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",  # of what the server keeps not all is text
             timeout=TYPED_S,
             check=False,
         )

@@ -7,8 +7,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -196,28 +195,6 @@ class Release:
             "ports"
         ]
         return f"http://127.0.0.1:{next(p['nodePort'] for p in ports if p['name'] == 'http')}"
-
-    @contextmanager
-    def forwarded(self, target: str, port: int) -> Generator[int]:
-        """A local port that leads to ``target`` (``svc/name``) while the block runs."""
-        kubectl = str(self.cluster.binaries / "kubectl")
-        command = [kubectl, f"--namespace={self.namespace}", "port-forward", target, f":{port}"]
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig)},
-        )
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()  # Forwarding from 127.0.0.1:34567 -> 6379
-            assert "127.0.0.1:" in line, line
-            yield int(line.split("127.0.0.1:")[1].split()[0])
-        finally:
-            process.terminate()
-            process.wait()
-            process.stdout.close()
 
     def uninstall(self) -> None:
         """Removes it and its namespace, without a drain."""
