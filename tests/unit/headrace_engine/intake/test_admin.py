@@ -6,6 +6,8 @@ import asyncio
 import socket
 import urllib.error
 import urllib.request
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -34,16 +36,23 @@ def fetch(port: int, path: str) -> tuple[int, str, str]:
             return error.code, error.headers["content-type"] or "", error.read().decode()
 
 
-async def ask(health: FixedHealth, path: str) -> tuple[int, str, str]:
-    """One request to a server that runs for it."""
+@asynccontextmanager
+async def serving(health: FixedHealth) -> AsyncGenerator[int]:
+    """The port of a server that runs meanwhile."""
     server = AdminServer(build_admin(health), "127.0.0.1", 0)
     running = asyncio.ensure_future(server.run())
     try:
-        return await asyncio.to_thread(fetch, server.port, path)
+        yield server.port
     finally:
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
+
+
+async def ask(health: FixedHealth, path: str) -> tuple[int, str, str]:
+    """One request to a server that runs for it."""
+    async with serving(health) as port:
+        return await asyncio.to_thread(fetch, port, path)
 
 
 async def test_liveness_and_readiness_are_two_things() -> None:
@@ -71,6 +80,19 @@ async def test_metrics_have_the_type_that_scrapers_expect() -> None:
 
 async def test_anything_else_is_not_there() -> None:
     assert (await ask(FixedHealth(), "/"))[0] == 404
+
+
+async def test_a_head_without_end_is_not_read_to_its_end() -> None:
+    def pour(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port)) as line:
+            line.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+            for _ in range(64):
+                line.sendall(b"a" * (1 << 20))
+
+    async with serving(FixedHealth()) as port:
+        with pytest.raises(ConnectionError):
+            await asyncio.to_thread(pour, port)
+        assert (await asyncio.to_thread(fetch, port, "/health/live"))[0] == 200
 
 
 def test_a_taken_port_is_an_error_at_once() -> None:

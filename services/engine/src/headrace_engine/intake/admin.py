@@ -82,8 +82,11 @@ class AdminServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
+                # Its parser holds no more of a head than 16 KiB; the other one all that comes, and copies
+                # it for each piece, while leases wait.
+                http="h11",
                 log_config=None,
-                log_level="warning",
+                log_level="error",  # below it is what strangers send, a line for each time
                 access_log=False,
                 lifespan="off",
                 server_header=False,
