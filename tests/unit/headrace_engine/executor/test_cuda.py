@@ -71,6 +71,9 @@ def test_a_start_at_the_edges_of_settings_says_what_the_cpu_does(
             for slot in range(slots)
         ]
         out.append(driver.run([Run(slot, len(PROMPT), None, 1) for slot in range(slots)]))
+        # A prompt of one token runs as a decode step does, which has to know how to choose by then.
+        begins = driver.start(0, [7], temperature=9.0, seed=3)
+        out.append(driver.run([Run(0, 0, [7], 0, begins)]))
         assert not compiled
         assert not any(one.failed.any() for one in out)
         told.append([token for one in out for token in one.tokens.tolist()])
