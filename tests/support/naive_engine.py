@@ -155,9 +155,10 @@ class NaiveEngine:
         """In the total order."""
         return sorted((s for s in self.everybody if s.status == "waiting"), key=self.rank)
 
-    def rank(self, sequence: NaiveSequence) -> tuple[int, int, int]:
+    def rank(self, sequence: NaiveSequence) -> tuple[int, int, float, int]:
         """Its place."""
-        return sequence.band, self._places[sequence.tenant], sequence.number
+        deadline_s = float("inf") if sequence.deadline_s is None else sequence.deadline_s
+        return sequence.band, self._places[sequence.tenant], deadline_s, sequence.number
 
     @property
     def free_slots(self) -> int:
@@ -406,7 +407,8 @@ class NaiveEngine:
             return False
         if taker.running or not victim.running or victim in self._losers:
             return True
-        return taker.band < victim.band or taker.tenant == victim.tenant
+        came_first = taker.tenant == victim.tenant and taker.number < victim.number
+        return taker.band < victim.band or came_first
 
     def _take_all(self, taker: NaiveSequence, sources: list[NaiveThing]) -> bool:
         """Memory for everything it knows, while ``sources`` keep their own; or all stays as it was."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from headrace_engine.cache.block import Rank, SequenceBlocks
 from headrace_engine.scheduler.grant import Claimant, Claimants, Grants
@@ -12,7 +14,7 @@ A, B, C = content(1, 2, 3, 4), content(5, 6, 7, 8), content(9, 9, 9, 9)
 
 
 def claimant(holder: SequenceBlocks, *, runs: bool = True, tenant: str = "") -> Claimant:
-    rank: Rank = (1, 0, holder.number)
+    rank: Rank = (1, 0, inf, holder.number)
     return Claimant(holder.number, rank, holder, tenant, runs)
 
 

@@ -14,10 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-def make(number: int, tenant: str = "a", band: int = 1, arrived_s: float = 0.0) -> Sequence:
+def make(
+    number: int,
+    tenant: str = "a",
+    band: int = 1,
+    arrived_s: float = 0.0,
+    deadline_s: float | None = None,
+) -> Sequence:
     tokens = np.zeros(1, np.int32)
     request = Request(
-        f"r{number}", RequestHandle(number), tokens, Sampling(1), tenant=tenant, band=band
+        f"r{number}",
+        RequestHandle(number),
+        tokens,
+        Sampling(1),
+        tenant=tenant,
+        band=band,
+        deadline_s=deadline_s,
     )
     return Sequence(request, 0, number, tokens, 1, 1, 9, "", arrived_s)
 
@@ -41,6 +53,25 @@ def test_band_goes_before_tenant_and_tenant_before_arrival() -> None:
     assert numbers(line) == [3, 2, 4, 1, 5]
     assert numbers(line) == sorted(numbers(line), key=lambda n: order.rank(sequences[n - 1]))
     assert len(line) == 5
+
+
+@pytest.mark.rule("order.total")
+def test_within_a_tenant_those_go_first_that_have_to_be_done_first() -> None:
+    order = TotalOrder({})
+    line = WaitingLine(order)
+    sequences = [
+        make(1), make(2, deadline_s=9.0), make(3, deadline_s=5.0), make(4, deadline_s=9.0),
+        make(5, "b", deadline_s=1.0), make(6, band=0), make(7, band=2, deadline_s=0.5),
+    ]  # fmt: skip
+    for sequence in sequences:
+        order.enter(sequence)
+        line.add(sequence)
+    order.settle()
+    assert numbers(line) == [6, 3, 2, 4, 1, 5, 7]
+    assert numbers(line) == sorted(numbers(line), key=lambda n: order.rank(sequences[n - 1]))
+    for left in (3, 1, 2):
+        line.remove(sequences[left - 1])
+    assert numbers(line) == [6, 4, 5, 7]
 
 
 def test_one_that_comes_back_stands_before_later_arrivals() -> None:

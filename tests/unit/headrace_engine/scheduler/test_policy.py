@@ -87,10 +87,15 @@ def test_prompts_of_a_quarter_of_a_pass_are_not_cut() -> None:
 
 @pytest.mark.rule("sched.hysteresis")
 def test_who_waits_takes_from_who_runs_only_across_bands_or_within_a_tenant() -> None:
-    first, second, urgent = (1, 0, 5), (1, 1, 4), (0, 9, 9)
+    first, second, urgent = (1, 0, 8.0, 5), (1, 1, 8.0, 4), (0, 9, 8.0, 9)
     waits = {"taker_runs": False, "victim_runs": True}
     assert not may_take(first, second, same_tenant=False, **waits)
-    assert may_take(first, (1, 0, 6), same_tenant=True, **waits)
+    assert may_take(first, (1, 0, 8.0, 6), same_tenant=True, **waits)
+    came_first = (1, 0, 9.0, 4)
+    assert not may_take(first, came_first, same_tenant=True, **waits), (
+        "it only has to be done first"
+    )
+    assert may_take(first, came_first, taker_runs=True, victim_runs=True, same_tenant=True)
     assert may_take(urgent, first, same_tenant=False, **waits)
     assert may_take(first, second, taker_runs=True, victim_runs=True, same_tenant=False)
     assert may_take(first, second, taker_runs=False, victim_runs=False, same_tenant=False)
@@ -100,8 +105,8 @@ def test_nobody_takes_from_who_goes_first() -> None:
     for same in (True, False):
         for runs in (True, False):
             assert not may_take(
-                (1, 0, 5), (1, 0, 4), taker_runs=runs, victim_runs=False, same_tenant=same
+                (1, 0, 9.0, 5), (1, 0, 9.0, 4), taker_runs=runs, victim_runs=False, same_tenant=same
             )
             assert not may_take(
-                (1, 0, 5), (1, 0, 5), taker_runs=runs, victim_runs=runs, same_tenant=same
+                (1, 0, 9.0, 5), (1, 0, 9.0, 5), taker_runs=runs, victim_runs=runs, same_tenant=same
             )

@@ -77,9 +77,9 @@ def test_a_row_that_comes_free_anyway_is_waited_for() -> None:
 
 
 def test_only_a_more_urgent_band_takes_rows() -> None:
-    assert may_take_row((0, 5, 9), (1, 0, 1))
-    assert not may_take_row((1, 0, 1), (1, 5, 9))
-    assert not may_take_row((2, 0, 1), (1, 5, 9))
+    assert may_take_row((0, 5, 9.0, 9), (1, 0, 1.0, 1))
+    assert not may_take_row((1, 0, 1.0, 1), (1, 5, 9.0, 9))
+    assert not may_take_row((2, 0, 1.0, 1), (1, 5, 9.0, 9))
 
 
 class FreeDevice:

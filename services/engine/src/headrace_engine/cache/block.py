@@ -25,8 +25,8 @@ _LITTLE = sys.byteorder == "little"
 Stamp = NewType("Stamp", int)
 """Logical time of last use; larger is later."""
 
-Rank = tuple[int, int, int]
-"""Place in the total order: (band, place of the tenant, number). Smaller goes first."""
+Rank = tuple[int, int, float, int]
+"""Place in the total order: (band, place of the tenant, deadline, number). Smaller goes first."""
 
 
 @dataclass(slots=True, eq=False)

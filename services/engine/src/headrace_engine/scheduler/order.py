@@ -1,4 +1,4 @@
-"""The total order: band, then tenant by virtual counter, then arrival. And who waits, in it.
+"""The total order: band, tenant by virtual counter, deadline, arrival. And who waits, in it.
 
 Owner    engine thread
 Writes   tenants' counters and places, the waiting line
@@ -13,6 +13,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
+from math import inf
 
 from headrace_engine.cache.block import Rank
 from headrace_engine.state.sequence import Sequence
@@ -58,7 +59,7 @@ class TotalOrder:
         if self.arrived:
             self.settle()
         tenant = self._tenants[sequence.request.tenant]
-        return (self.band(sequence), tenant.place, sequence.number)
+        return (self.band(sequence), tenant.place, *_turn(sequence))
 
     def band(self, sequence: Sequence) -> int:
         """The sequence's band, after ageing."""
@@ -193,7 +194,7 @@ class WaitingLine:
         """It begins to wait; one that comes back stands before those that arrived later."""
         band = self._order.band(sequence)
         line = self._lines.setdefault(band, {}).setdefault(sequence.request.tenant, [])
-        insort(line, sequence, key=_number)
+        insort(line, sequence, key=_turn)
         self._standing[sequence.number] = sequence
         if self._ageing_s is not None and band:
             heappush(self._due, (self._due_s(sequence, band), sequence.number))
@@ -202,7 +203,7 @@ class WaitingLine:
         """It runs, or has ended."""
         band, tenant = self._order.band(sequence), sequence.request.tenant
         line = self._lines[band][tenant]
-        at = bisect_left(line, sequence.number, key=_number)
+        at = bisect_left(line, _turn(sequence), key=_turn)
         assert line[at] is sequence, "not in the line"
         del line[at]
         if not line:
@@ -233,5 +234,7 @@ class WaitingLine:
         return sequence.arrived_s + self._ageing_s * (sequence.request.band - band + 1)
 
 
-def _number(sequence: Sequence) -> int:
-    return sequence.number
+def _turn(sequence: Sequence) -> tuple[float, int]:
+    """Among those of one tenant and band: first who has to be done first, then who came first."""
+    deadline_s = sequence.request.deadline_s
+    return inf if deadline_s is None else deadline_s, sequence.number

@@ -90,10 +90,11 @@ def may_take(
     """Whether ``taker`` may have blocks that ``victim`` holds.
 
     The total order decides. A waiting sequence does not stop a running one of another tenant
-    in its band: their order changes every quantum, and each change would cost a preemption.
+    in its band: their order changes every quantum, and each change would cost a preemption. Nor
+    does it one that came earlier and may end later: each deadline would cost one.
     """
     if taker >= victim:
         return False
     if taker_runs or not victim_runs:
         return True
-    return taker[0] < victim[0] or same_tenant
+    return taker[0] < victim[0] or (same_tenant and taker[-1] < victim[-1])
