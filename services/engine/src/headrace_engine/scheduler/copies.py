@@ -50,10 +50,12 @@ def addresses_in_order(holder: SequenceBlocks) -> array[int]:
     while at < len(blocks):
         run = blocks[at].run
         if run.addresses is None:
-            run.addresses = array("q")
-            for block in blocks[at : run.end]:
-                if (slot := block.slot) is not None and (allocation := slot.allocation) is not None:
-                    run.addresses.extend(allocation.addresses)  # one, as a block is a simple object
+            found = [
+                allocation.addresses[0]  # the one there is, as a block is a simple object
+                for block in blocks[at : run.end]
+                if (slot := block.slot) is not None and (allocation := slot.allocation) is not None
+            ]
+            run.addresses = array("q", found)
         addresses += run.addresses
         at = run.end
     return addresses

@@ -59,7 +59,8 @@ class TotalOrder:
         if self.arrived:
             self.settle()
         tenant = self._tenants[sequence.request.tenant]
-        return (self.band(sequence), tenant.place, *_turn(sequence))
+        deadline_s, number = _turn(sequence)
+        return self.band(sequence), tenant.place, deadline_s, number
 
     def band(self, sequence: Sequence) -> int:
         """The sequence's band, after ageing."""
