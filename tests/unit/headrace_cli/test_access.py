@@ -29,3 +29,10 @@ async def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(CommandFailed, match=r"The server redis://127\.0\.0\.1:1/0 cannot be used"):
         async with open_wire("redis://127.0.0.1:1/0", Access()):
             pass
+
+
+async def test_a_password_within_an_address_is_not_repeated() -> None:
+    with pytest.raises(CommandFailed, match=r"The server redis://\*\*\*@127\.0\.0\.1:1 ") as failed:
+        async with open_wire("redis://user:secret@127.0.0.1:1", Access()):
+            pass
+    assert "secret" not in str(failed.value)

@@ -153,6 +153,13 @@ def test_a_conversation_ends_with_the_input_and_survives_a_refusal(
     assert "[HTTP 503: no]" in capsys.readouterr().out
 
 
+def test_a_message_that_is_no_text_is_told() -> None:
+    api = ScriptedApi(chunk("Hello"))
+    with pytest.raises(CommandFailed, match="not text"):
+        run_with(api, b"a\xff".decode("utf-8", "surrogateescape"), [])
+    assert not api.bodies
+
+
 def test_input_that_is_no_text_is_told() -> None:
     def broken(prompt: str) -> str:
         return b"\xff".decode()

@@ -99,12 +99,18 @@ def test_the_file_goes_before_our_defaults(tmp_path: Path, by_flag: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [(None, "No such file"), ("a: [", "not YAML"), ("[1]", "no sections")]
+    ("data", "words"),
+    [
+        (None, "No such file"),
+        (b"a: [", "not YAML"),
+        (b"\xff", "not YAML"),
+        (b"[1]", "no sections"),
+    ],
 )
-def test_a_file_that_cannot_be_used_is_told(tmp_path: Path, text: str | None, words: str) -> None:
+def test_a_file_that_cannot_be_used_is_told(tmp_path: Path, data: bytes | None, words: str) -> None:
     config = tmp_path / "c.yaml"
-    if text is not None:
-        config.write_text(text)
+    if data is not None:
+        config.write_bytes(data)
     options = replace(NOTHING, config_file=config)
     with pytest.raises(CommandFailed, match=words):
         processes(tmp_path, options)

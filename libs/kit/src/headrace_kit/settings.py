@@ -408,10 +408,14 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
+def without_credentials(text: str) -> str:
+    """A URL's user and password are not for logs and messages."""
+    return re.sub(r"(\w+://)[^/@\s]*@", r"\1***@", text)
+
+
 def _without_credentials(value: object) -> object:
-    """A URL's user and password are not for the log."""
     if isinstance(value, str):
-        return re.sub(r"(\w+://)[^/@\s]*@", r"\1***@", value)
+        return without_credentials(value)
     if isinstance(value, list | tuple | set | frozenset):
         return [_without_credentials(item) for item in cast("list[object]", value)]
     return value

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from headrace_gateway.settings import GatewaySecrets, GatewaySettings
 from headrace_kit.errors import SettingsError
-from headrace_kit.settings import load, load_secrets
+from headrace_kit.settings import load, load_secrets, without_credentials
 from headrace_transport.address import Access
 from headrace_transport.connection import connect_gateway
 from headrace_transport.errors import TransportError
@@ -49,4 +49,5 @@ async def open_wire(redis_url: str, access: Access) -> AsyncGenerator[GatewayWir
         finally:
             await wire.close()
     except TransportError as error:
-        raise CommandFailed(f"The server {redis_url} cannot be used: {error}") from error
+        shown = without_credentials(redis_url)
+        raise CommandFailed(f"The server {shown} cannot be used: {error}") from error

@@ -35,8 +35,12 @@ class Chat:
         """Sends a message and shows the answer as it comes.
 
         Ctrl-C cancels the answer; what was shown of it stays in the conversation. Raises
-        CommandFailed when the API refuses; the message is then taken back.
+        CommandFailed when the API refuses, the message being taken back then, and for what is no text.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise CommandFailed(f"The message is not text: {error}.") from error
         self._messages.append({"role": "user", "content": text})
         answer: list[str] = []
         try:

@@ -165,10 +165,10 @@ def _sections(path: Path | None) -> dict[str, dict[str, object]]:
     if path is None:
         return {}
     try:
-        loaded: object = yaml.safe_load(path.read_text())
+        loaded: object = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
         raise CommandFailed(f"{path}: {error.strerror}.", hint="See --engine-config.") from error
-    except yaml.YAMLError as error:
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise CommandFailed(f"{path} is not YAML: {error}") from error
     if not isinstance(loaded, dict):
         raise CommandFailed(f"{path} has no sections `engine:` or `gateway:`.")
