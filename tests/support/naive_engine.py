@@ -157,8 +157,10 @@ class NaiveEngine:
 
     def rank(self, sequence: NaiveSequence) -> tuple[int, int, float, int]:
         """Its place."""
-        deadline_s = float("inf") if sequence.deadline_s is None else sequence.deadline_s
-        return sequence.band, self._places[sequence.tenant], deadline_s, sequence.number
+        due_s = sequence.arrived_s + 60.0
+        if sequence.deadline_s is not None:
+            due_s = min(due_s, sequence.deadline_s)
+        return sequence.band, self._places[sequence.tenant], due_s, sequence.number
 
     @property
     def free_slots(self) -> int:

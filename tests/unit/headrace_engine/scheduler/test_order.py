@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
-from headrace_engine.scheduler.order import TotalOrder, WaitingLine
+from headrace_engine.scheduler.order import OVERTAKEN_S, TotalOrder, WaitingLine
 from headrace_engine.state.request import Request, RequestHandle, Sampling
 from headrace_engine.state.sequence import Sequence
 from hypothesis import given
@@ -72,6 +72,22 @@ def test_within_a_tenant_those_go_first_that_have_to_be_done_first() -> None:
     for left in (3, 1, 2):
         line.remove(sequences[left - 1])
     assert numbers(line) == [6, 4, 5, 7]
+
+
+@pytest.mark.rule("order.total")
+def test_deadlines_overtake_nobody_for_long() -> None:
+    order = TotalOrder({})
+    line = WaitingLine(order)
+    for sequence in (
+        make(1),
+        make(2, deadline_s=86_400.0),
+        make(3, arrived_s=OVERTAKEN_S - 2, deadline_s=OVERTAKEN_S - 1),
+        make(4, arrived_s=OVERTAKEN_S - 2, deadline_s=OVERTAKEN_S + 1),
+    ):
+        order.enter(sequence)
+        line.add(sequence)
+    order.settle()
+    assert numbers(line) == [3, 1, 2, 4]
 
 
 def test_one_that_comes_back_stands_before_later_arrivals() -> None:

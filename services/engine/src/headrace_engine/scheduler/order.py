@@ -13,10 +13,14 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
-from math import inf
+from typing import Final
 
 from headrace_engine.cache.block import Rank
 from headrace_engine.state.sequence import Sequence
+
+OVERTAKEN_S: Final = 60.0
+"""Who has no deadline, or a later one, has to be done so long after it came, as far as its turn goes: nobody
+is overtaken for longer by deadlines of others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -237,5 +241,5 @@ class WaitingLine:
 
 def _turn(sequence: Sequence) -> tuple[float, int]:
     """Among those of one tenant and band: first who has to be done first, then who came first."""
-    deadline_s = sequence.request.deadline_s
-    return inf if deadline_s is None else deadline_s, sequence.number
+    due_s, deadline_s = sequence.arrived_s + OVERTAKEN_S, sequence.request.deadline_s
+    return due_s if deadline_s is None else min(deadline_s, due_s), sequence.number
