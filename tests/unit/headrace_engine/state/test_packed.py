@@ -150,13 +150,14 @@ def test_an_end_with_a_code_and_numbers_of_numpy_arrives_as_plain_ones() -> None
     last = told[-1]
     [end] = last.ends
     usage = end.usage._replace(completion_tokens=np.int64(4), decode_s=np.float32(0.5))  # pyright: ignore[reportArgumentType]
-    end = end._replace(code=Code.ENGINE_FAILED, message="why", usage=usage)
+    end = end._replace(code=Code.ENGINE_FAILED, message="why", spared=True, usage=usage)
 
     [arrived] = unpack_outputs(one(pack_outputs(replace(last, ends=[end])))).ends
 
     assert arrived == end
     assert type(arrived.usage.completion_tokens) is int
     assert arrived.code is Code.ENGINE_FAILED
+    assert arrived.spared
     assert type(arrived.reason) is FinishReason
 
 
