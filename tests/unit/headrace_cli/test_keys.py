@@ -126,7 +126,9 @@ def test_exports_are_the_owners_alone_and_come_back(
     write_export(b"a\nb\n", path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert read_export(path) == b"a\nb\n"
-    assert "wrote 2 keys" in capsys.readouterr().out
+    assert "wrote 2 keys to" in capsys.readouterr().out
+    write_export(b"a\n", path)
+    assert "wrote 1 key to" in capsys.readouterr().out
 
 
 def test_an_export_that_cannot_be_written_leaves_the_one_before_it(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -12,6 +13,7 @@ from headrace_cli import verify
 from headrace_cli.endpoint import Endpoint
 from headrace_cli.errors import CommandFailed
 from headrace_cli.keys import KeyPlace
+from headrace_cli.state import RunningStack, StateDir
 from headrace_cli.verify import (
     Plan,
     check_cancel,
@@ -20,6 +22,7 @@ from headrace_cli.verify import (
     check_keys,
     check_limit,
     check_stream,
+    key_place,
     run,
 )
 from headrace_engine.metrics import EngineMetrics
@@ -139,6 +142,25 @@ def test_a_cancel_that_came_too_late_proves_nothing() -> None:
 
 def test_limits_need_a_place_to_make_a_key() -> None:
     assert "not looked at" in check_limit(PLAN)
+
+
+def test_an_api_is_looked_at_with_its_own_server(tmp_path: Path) -> None:
+    state = StateDir(tmp_path / "s").open()
+    state.announce(RunningStack(1, ("http://x",), (2,), "redis://here", "m"))
+    server = {"HEADRACE_GATEWAY_REDIS_URL": "redis://there"}
+
+    def found(url: str | None, redis_url: str | None, environ: Mapping[str, str]) -> str | None:
+        place = key_place(url, redis_url, state, environ)
+        return None if place is None else place.redis_url
+
+    with state.lock():
+        assert found(None, None, {}) == "redis://here"
+        assert found(None, None, server) == "redis://here"
+        assert found("http://y", None, {}) is None
+        assert found("http://y", None, server) == "redis://there"
+        assert found(None, None, {"HEADRACE_URL": "http://y"}) is None
+        assert found(None, None, {"HEADRACE_URL": "http://y", **server}) == "redis://there"
+        assert found(None, "redis://said", server) == "redis://said"
 
 
 def test_a_metric_that_is_declared_and_not_served_is_named() -> None:

@@ -155,7 +155,7 @@ def write_export(data: bytes, path: Path) -> None:
         if not in_place:
             fresh.unlink(missing_ok=True)
         raise CommandFailed(f"{path}: {error.strerror}.") from error
-    print(f"wrote {len(data.splitlines())} keys to {path}")
+    print(f"wrote {_keys(len(data.splitlines()))} to {path}")
 
 
 def _write_own(data: bytes, path: Path) -> None:
@@ -176,7 +176,11 @@ async def load(place: KeyPlace, data: bytes) -> None:
     """Puts exported keys back."""
     async with place.open() as keys:
         count = await keys.load(data)
-    print(f"imported {count} keys")
+    print(f"imported {_keys(count)}")
+
+
+def _keys(count: int) -> str:
+    return "1 key" if count == 1 else f"{count} keys"
 
 
 def _check_all_read(keys: KeyStore) -> None:

@@ -207,12 +207,11 @@ def verify(
     something is not as it should be."""
     from headrace_cli import verify as command
 
-    known = redis_url or os.environ.get("HEADRACE_GATEWAY_REDIS_URL") or url is None
     plan = command.Plan(
         _endpoint(url, api_key, state_dir),
         model=model,
         max_tokens=max_tokens,
-        key_place=_place(redis_url, state_dir) if known else None,
+        key_place=command.key_place(url, redis_url, _state(state_dir), os.environ),
         engine_metrics=engine_metrics,
     )
     if not command.run(plan):

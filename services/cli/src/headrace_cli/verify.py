@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar, cast
@@ -22,6 +22,7 @@ from headrace_transport.errors import AccessDenied, TransportUnavailable
 from headrace_cli.endpoint import Endpoint, check, event, first_model, texts
 from headrace_cli.errors import CommandFailed
 from headrace_cli.keys import KeyPlace
+from headrace_cli.state import StateDir
 
 T = TypeVar("T")
 
@@ -62,6 +63,20 @@ class Stream:
     @property
     def text(self) -> str:
         return "".join(self.pieces)
+
+
+def key_place(
+    url: str | None, redis_url: str | None, state: StateDir, environ: Mapping[str, str]
+) -> KeyPlace | None:
+    """The server of the deployment whose API is looked at; None where nobody names it.
+
+    The local stack's API is looked at with the local stack's server, whatever server the environment
+    names, and another API never with it. Raises CommandFailed.
+    """
+    if redis_url is None and not (url or environ.get("HEADRACE_URL")):
+        return KeyPlace.find(None, state, {})
+    named = redis_url or environ.get("HEADRACE_GATEWAY_REDIS_URL")
+    return KeyPlace.find(named, state, environ) if named else None
 
 
 def run(plan: Plan, say: Callable[[str], None] = print) -> bool:
