@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from headrace_gateway.settings import GatewaySecrets, GatewaySettings
 from headrace_kit.errors import SettingsError
 from headrace_kit.settings import load
+from jsonschema import Draft7Validator
 from pydantic import ValidationError
 
 
@@ -42,6 +44,7 @@ def test_lists_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_origins_as_browsers_write_them_are_taken(origin: str) -> None:
     assert GatewaySettings(cors_origins=(origin,)).cors_origins == (origin,)
+    assert in_the_schema(origin)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +64,15 @@ def test_an_origin_that_no_browser_sends_is_refused_in_words(
     monkeypatch.setenv("HEADRACE_GATEWAY_CORS_ORIGINS", json.dumps([origin]))
     with pytest.raises(SettingsError, match=r"CORS_ORIGINS: no browser sends the origin"):
         load(GatewaySettings)
+    assert origin.endswith("\n") or not in_the_schema(
+        origin
+    )  # Python's $ lets a last line end pass
+
+
+def in_the_schema(origin: str) -> bool:
+    schema: dict[str, Any] = GatewaySettings.model_json_schema()
+    items = Draft7Validator(schema["properties"]["cors_origins"])
+    return items.is_valid([origin])  # pyright: ignore[reportUnknownMemberType]
 
 
 def test_a_misspelt_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

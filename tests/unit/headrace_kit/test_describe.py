@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import yaml
 from headrace_kit.describe import (
@@ -17,7 +17,7 @@ from headrace_kit.describe import (
 )
 from headrace_kit.metrics import Registry
 from headrace_kit.settings import Secrets, Settings, load, setting
-from pydantic import SecretStr
+from pydantic import AfterValidator, SecretStr
 
 
 class Shade(StrEnum):
@@ -37,7 +37,7 @@ class PaperSettings(Settings, env_prefix="HEADRACE_ENGINE_"):
     """Mode | with a bar."""
     shade: Shade = setting(Shade.DARK)
     """Shade."""
-    hosts: tuple[str, ...] = setting(("x", "y"))
+    hosts: tuple[Annotated[str, AfterValidator(str.strip)], ...] = setting(("x", "y"))
     """Hosts."""
     folder: Path | None = setting(None)
     """Folder."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePath
-from typing import Any, Literal, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -147,6 +147,8 @@ def _type_text(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return " or ".join(_type_text(part) for part in arguments if part is not type(None))
+    if origin is Annotated:
+        return _type_text(arguments[0])
     if origin is Literal:
         return ", ".join(f"`{part}`" for part in arguments)
     if origin in (list, tuple, set, frozenset):
