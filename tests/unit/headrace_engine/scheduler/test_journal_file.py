@@ -223,7 +223,7 @@ def test_a_journal_is_written_a_second_time_as_the_first(tmp_path: Path) -> None
     """An engine that fails writes the segment whose first line stands in its file already."""
     journal = Journal(8000)
     rig = Rig(journal=journal, max_batch=120, max_waiting=120, pool_blocks=2000, batch_tokens=512)
-    for i in range(120):
+    for i in range(200):
         rig.push([i, 1, 2], 40, tenant=str(i))
     while rig.scheduler.passes < 30 or journal.segments[-1].passes < 10:
         rig.step()
@@ -237,3 +237,29 @@ def test_a_journal_is_written_a_second_time_as_the_first(tmp_path: Path) -> None
     assert min(len(state["decoding"]), len(state["tenants"])) > 50, "no list takes two parts"
     for name in ("second", "third", "fourth"):
         assert (tmp_path / name).read_text() == first
+
+
+@pytest.mark.rule("journal.bounded")
+def test_a_snapshot_that_the_ring_lets_go_is_still_written(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    sink = JournalFile(path, 2_000_000)
+    journal = Journal(4000, sink)
+    rig = Rig(journal=journal, phases=1, session_tokens=600, pool_blocks=2000, audit=False)
+    turns = most = 0  # of the ring, while one first line is written
+    begun, which, newest = tmp_path / "journal.next", 0, journal.segments[-1]
+    for i in range(120):
+        rig.push([i, *(j % 90 for j in range(500))], 3)
+        for _ in range(6):
+            rig.step()
+            if which != (which := begun.stat().st_ino if begun.exists() else 0):
+                turns = 0
+            if journal.segments[-1] is not newest:
+                newest, turns = journal.segments[-1], turns + 1
+                most = max(most, turns if which else 0)
+    assert most > 3, "the ring never lets go what is being written"
+    assert sink.error is None
+    sink.close()
+    for file in (path, tmp_path / "journal.1"):
+        (segment,) = read_journal(file.read_text().splitlines(keepends=True))
+        assert segment.state is not None
+        assert Replayer(segment).run().difference is None

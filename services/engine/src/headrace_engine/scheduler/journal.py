@@ -117,6 +117,8 @@ class Segment:
     """Bytes that the records hold, estimated."""
     parts: list[Part] = field(default_factory=list[Part])
     """Of what ``start`` makes its state of, whatever may be large."""
+    making_for: int = 0
+    """How many are having the state made."""
 
     @property
     def state(self) -> State | None:
@@ -128,7 +130,11 @@ class Segment:
     def making(self) -> Generator[None, None, State | None]:
         """As ``state``, made a little with each step, for the caller alone."""
         if callable(self.start):
-            return (yield from self.start())
+            self.making_for += 1
+            try:
+                return (yield from self.start())
+            finally:
+                self.making_for -= 1
         return deepcopy(self.start)
 
 
@@ -347,7 +353,8 @@ class Journal:
         if len(self.segments) == 2:
             # To free it takes milliseconds, so that passes do it a little each.
             gone = self.segments.popleft()
-            self._remains = [gone.records, *gone.parts]
+            # A file may still write what it began with, which is then freed with that.
+            self._remains = [gone.records, *([] if gone.making_for else gone.parts)]
         self.segments.append(segment)
         if self._sink is not None:
             self._sink.begin(segment)
