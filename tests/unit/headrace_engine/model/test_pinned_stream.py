@@ -66,3 +66,13 @@ def test_a_file_that_was_changed_meanwhile_is_told_by_name(tmp_path: Path) -> No
     with pytest.raises(ModelRejected, match="weights: cannot be read: No such file"):
         sent(later, second)
     later.close()
+
+
+def test_a_file_that_was_replaced_meanwhile_is_not_taken_for_the_first(tmp_path: Path) -> None:
+    stream = PinnedStream(DEVICE, piece=64, pieces=2, threads=3)
+    (raw,) = stored(tmp_path / "weights", 16, 1)
+    stored(tmp_path / "newer", 32, 1)
+    (tmp_path / "newer").replace(tmp_path / "weights")
+    with pytest.raises(ModelRejected, match="weights: replaced while tensor name was read"):
+        sent(stream, raw)
+    stream.close()

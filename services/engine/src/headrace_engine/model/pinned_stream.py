@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from torch import Tensor
 
 from headrace_engine.errors import ModelRejected
 from headrace_engine.model.loader.formats import RawTensor
+
+_COMPARED: Final = 4096
+"""Bytes of each tensor that are looked at in the mapped file, too, which stays the one that was opened."""
 
 
 class PinnedStream:
@@ -40,7 +44,7 @@ class PinnedStream:
 
     def send(self, raw: RawTensor, target: Tensor) -> None:
         """Queues a copy of all of ``raw`` to the contiguous ``target`` of as many bytes. Raises
-        ModelRejected where its file cannot be read any more."""
+        ModelRejected where its file cannot be read any more, or is another one by now."""
         whole = target.view(-1).view(torch.uint8)
         for first in range(0, raw.data.nbytes, len(self._buffers[0])):
             buffer, fetched = self._buffers[self._next], self._fetched[self._next]
@@ -70,6 +74,10 @@ class PinnedStream:
 
         for _ in self._pool.map(copy, parts, begins):
             pass
+        if raw.begin is not None and first == 0:
+            count = min(_COMPARED, len(into))
+            if not np.array_equal(into[:count], raw.data.reshape(-1)[:count]):
+                raise ModelRejected(f"{raw.origin}: replaced while tensor {raw.name} was read")
 
     def _file(self, raw: RawTensor) -> int:
         if raw.origin not in self._files:
