@@ -19,9 +19,11 @@ TYPED_S: Final = 400.0
 """Longest that one block may take."""
 PRELUDE: Final = "set -eu; shopt -s expand_aliases; trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
 IN_THE_POD: Final = """#!/bin/sh
-exec kubectl -n {namespace} exec headrace-valkey-0 -- env REDISCLI_AUTH="$REDISCLI_AUTH" valkey-cli "$@"
+exec kubectl -n {namespace} exec headrace-valkey-0 -- env REDISCLI_AUTH="$REDISCLI_AUTH" valkey-cli -e "$@"
 """
-"""A client of the server where this machine has none: the one in its pod."""
+"""A client of the server where this machine has none: the one in its pod. What the server refuses
+fails (``-e``), where a reader would see it.
+"""
 FORWARD: Final = re.compile(r"port-forward (svc/\S+) (\d+) &")
 
 
