@@ -64,7 +64,7 @@ def load_weights(
     positions: int,
     progress: Progress | None = None,
 ) -> CudaWeights:
-    """Copies every tensor from its mapped file to the device."""
+    """Copies every tensor from its file to the device."""
     mover = _Mover(device, dtype, weights.stored_bytes, progress)
     try:
         return _moved(weights, mover, device, positions)
