@@ -211,3 +211,14 @@ async def test_the_rest_of_a_body_that_nobody_reads_may_come_late_but_not_never(
     await wire.send(UNKEYED + b"Content-Length: 4\r\n\r\nab")
     assert (await wire.answer())[0] == 401
     assert (await wire.answer())[0] == 408
+
+
+async def test_a_connection_is_read_on_while_few_requests_wait_for_their_turn(edge: Edge) -> None:
+    line, spoken = on_line(edge)
+    spoken.data_received(MODELS * protocol.MAX_PIPELINED)
+    assert not spoken.flow.read_paused  # whoever leaves is seen by reading alone
+    spoken.data_received(MODELS)
+    assert spoken.flow.read_paused
+    await eventually(lambda: line.said.count(b"HTTP/1.1 200") > protocol.MAX_PIPELINED)
+    assert not spoken.flow.read_paused
+    spoken.connection_lost(None)
