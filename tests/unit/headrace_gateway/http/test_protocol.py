@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 
 import pytest
 import uvicorn
@@ -176,6 +177,47 @@ async def test_requests_behind_one_are_answered_in_turn(edge: Edge, wire: Wire) 
     assert b"text_completion" in (await wire.answer())[2]
     for _ in range(2 * protocol.MAX_PIPELINED):
         assert MODEL.encode() in (await wire.answer())[2]
+
+
+UPGRADE = (
+    b"Host: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEA\r\n"
+)
+
+
+@pytest.mark.parametrize("piece", ["all", "heads", 7])
+async def test_who_asks_for_another_protocol_is_answered_in_this_one(
+    edge: Edge, wire: Wire, piece: str | int
+) -> None:
+    edge.service.script = hello
+    asked = completion(stream=False).replace(b"Host: x\r\n", UPGRADE)
+    sent = asked + MODELS.replace(b"Host: x\r\n", UPGRADE) + asked + MODELS
+    if piece == "heads":
+        pieces = [line + b"\r\n\r\n" for line in sent.split(b"\r\n\r\n")[:-1]]
+    else:
+        step = len(sent) if isinstance(piece, str) else piece
+        pieces = [sent[at : at + step] for at in range(0, len(sent), step)]
+    for each in pieces:
+        await wire.send(each)
+    for _ in range(2):
+        status, _, answer = await wire.answer()
+        assert (status, json.loads(answer)["object"]) == (200, "text_completion")
+        status, _, answer = await wire.answer()
+        assert (status, MODEL.encode() in answer) == (200, True)
+    assert len(edge.service.calls) == 2
+
+
+async def test_many_who_ask_for_it_in_one_piece_are_answered_one_after_another(edge: Edge) -> None:
+    many = sys.getrecursionlimit() + 1
+    line, spoken = on_line(edge)
+    spoken.data_received(MODELS.replace(KEY.encode(), b"x").replace(b"Host: x\r\n", UPGRADE) * many)
+    await eventually(lambda: line.said.count(b"HTTP/1.1 401 ") == many)
+    spoken.connection_lost(None)
+
+
+async def test_a_tunnel_is_refused(wire: Wire) -> None:
+    await wire.send(b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n")
+    status, _, body = await wire.answer()
+    assert (status, json.loads(body)["error"]["code"]) == (400, "invalid_request")
 
 
 async def test_no_words_of_ours_stand_in_the_middle_of_an_answer(edge: Edge, wire: Wire) -> None:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import MutableMapping
 from typing import Any, Final, cast
 
+import httptools
 from headrace_contracts.codes import Code
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -95,7 +96,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._held += len(data)
-        super().data_received(data)
+        self._read(data)
         if self._held > MAX_HELD_BYTES and not self.transport.is_closing():
             self._refuse(
                 HttpError(
@@ -112,6 +113,8 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._held = 0
+        if self._asks_for_upgrade():
+            return
         self._head_is_here()
         super().on_headers_complete()
         if len(self.pipeline) < MAX_PIPELINED:
@@ -126,6 +129,8 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._held = 0
+        if self._asks_for_upgrade():
+            return
         super().on_message_complete()
         if self.cycle.response_complete:
             self._head_is_here()
@@ -139,6 +144,39 @@ class EdgeProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self._head_is_here()
         self._refuse(bad_request("This is not a valid HTTP request."))
+
+    def _read(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        rest = memoryview(data)
+        try:
+            while True:
+                try:
+                    self.parser.feed_data(rest)
+                    return
+                except httptools.HttpParserUpgrade as upgrade:
+                    if not self._asks_for_upgrade():
+                        return
+                    rest = rest[upgrade.args[0] :]
+                    self._read_without_upgrade()
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    def _asks_for_upgrade(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _read_without_upgrade(self) -> None:
+        """Nothing is upgraded here, and a client that asks for it (Java's asks for "h2c") gets its answer
+        as if it had not asked (RFC 9110, 7.8). The parser takes no body after such a head: a new one
+        gets the head without that field.
+        """
+        version = self.parser.get_http_version().encode("ascii")
+        head = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, version)
+        for name, value in self.headers:
+            if name != b"upgrade":
+                head += b"%b: %b\r\n" % (name, value)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        self.parser.feed_data(head + b"\r\n")
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answering = cycle
