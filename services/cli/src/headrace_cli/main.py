@@ -418,8 +418,10 @@ app.add_typer(bench_app, name="bench")
 
 Requests = Annotated[int, typer.Option(min=1, max=100_000)]
 Concurrency = Annotated[int, typer.Option(min=1, max=4096, help="Requests in flight at once.")]
-PromptTokens = Annotated[int, typer.Option(min=1, help="Of each request; all differ.")]
-OutputTokens = Annotated[int, typer.Option(min=1, help="Of each request.")]
+PromptTokens = Annotated[
+    int, typer.Option(min=1, max=1_000_000, help="Of each request; all differ.")
+]
+OutputTokens = Annotated[int, typer.Option(min=1, max=1_000_000, help="Of each request.")]
 
 
 @bench_app.command("served")

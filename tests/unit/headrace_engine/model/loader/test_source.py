@@ -36,6 +36,8 @@ def test_a_file_of_a_package_is_found_without_importing_it(package: Path) -> Non
         ("s3://bucket/model", "unknown kind of model"),
         ("/no/such/folder", "no such file or folder"),
         ("hf://only-a-name", "expected hf://org/name@revision"),
+        ("hf://org/name@" + "r" * 5000, "expected hf://org/name@revision"),
+        ("f" * 5000, "File name too long"),
     ],
 )
 @pytest.mark.usefixtures("package")

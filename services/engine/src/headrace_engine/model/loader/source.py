@@ -16,7 +16,10 @@ KNOWN_SHA256: Final[dict[str, str]] = {DEFAULT_MODEL: DEFAULT_MODEL_SHA256}
 """Files whose content this project relies on, by model argument."""
 
 _PACKAGE = re.compile(r"pkg://(?P<package>[A-Za-z_][\w.]*)/(?P<file>[^/].*)")
-_HUB = re.compile(r"hf://(?P<org>[\w.-]+)/(?P<name>[\w.-]+)(@(?P<revision>[\w.-]+))?")
+# No longer than the hub's own names, nor than a file of the cache may be called.
+_HUB = re.compile(
+    r"hf://(?P<org>[\w.-]{1,96})/(?P<name>[\w.-]{1,96})(@(?P<revision>[\w.-]{1,200}))?"
+)
 
 
 def resolve(model: str) -> Path:
@@ -34,7 +37,11 @@ def resolve(model: str) -> Path:
             " or hf://org/name@revision"
         )
     path = Path(model).expanduser()
-    if not path.exists():
+    try:
+        found = path.exists()
+    except OSError as error:  # a name too long, a folder that may not be read
+        raise ModelRejected(f"{model}: {error.strerror}") from error
+    if not found:
         raise ModelRejected(f"{model}: no such file or folder")
     return path
 
