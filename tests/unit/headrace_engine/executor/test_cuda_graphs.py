@@ -6,6 +6,9 @@ import ctypes
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 from headrace_engine.executor import cuda_graphs
 from structlog.testing import capture_logs

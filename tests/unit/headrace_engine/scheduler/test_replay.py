@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ def test_evictions_and_grants_are_carried_out_in_their_order() -> None:
     taker = rig.enter()
     block = rig.pool.extend(taker)
     given = Grants(rig.pool, lambda: Claimants([]))
-    assert given.take(Claimant(taker.number, (0, 0, 1), taker, "", runs=True), block)
+    assert given.take(Claimant(taker.number, (0, 0, math.inf, 1), taker, "", runs=True), block)
     assert old.valid
     assert not block.allocated
     assert replay_memory(given, rig.pool) == 1
