@@ -16,6 +16,7 @@ from support.chart import (
     CHART,
     CI_FILES,
     HELMS,
+    OLDEST,
     Doc,
     one,
     pods,
@@ -281,6 +282,15 @@ def test_engines_of_a_stateful_set_have_a_name_and_a_claim_each() -> None:
     assert settings_of(docs, "rel-headrace-qwen3-8b")["engine"]["sole_name"] is True
 
 
+def test_a_new_engine_of_either_workload_stays_ready_before_the_next_is_replaced() -> None:
+    for kind in ("Deployment", "StatefulSet"):
+        values = engine(workload=kind, minReadySeconds=7)
+        assert one(render(values), kind, ENGINE)["spec"]["minReadySeconds"] == 7
+    # The oldest cluster has no such field of a StatefulSet, and refuses what it does not know.
+    old = one(render(values, kube=OLDEST), "StatefulSet", ENGINE)["spec"]
+    assert "minReadySeconds" not in old
+
+
 def test_engines_give_way_first_and_gateways_last() -> None:
     docs = rendered(EXAMPLES["minimal"])
     roll = {
@@ -414,6 +424,30 @@ def test_network_policies_deny_all_and_allow_who_must() -> None:
     }
     ports = [rule["ports"][0]["port"] for rule in traced["rel-headrace-clients"]["egress"]]
     assert ports == [53, 6379, 4317]
+
+
+@pytest.mark.parametrize(
+    ("address", "port"),
+    [
+        ("http://collector", 4317),
+        ("http://collector:4318/", 4318),
+        ("collector:55680", 55680),
+        ("http://user:1234@collector:4319", 4319),
+        ("http://[fd00::1]:4320", 4320),
+        ("http://[fd00::1]", 4317),
+    ],
+)
+def test_a_policy_opens_the_port_that_an_address_names(address: str, port: int) -> None:
+    docs = render({"settings": {"otlp_endpoint": address}})
+    egress = one(docs, "NetworkPolicy", "rel-headrace-clients")["spec"]["egress"]
+    assert egress[-1]["ports"] == [{"port": port, "protocol": "TCP"}]
+
+
+@pytest.mark.parametrize(("endpoint", "port"), [("http://hub", 80), ("https://hub/x:8", 443)])
+def test_a_loader_reaches_the_port_of_its_hub(endpoint: str, port: int) -> None:
+    docs = render({"models": {"m": {"artifact": "hf://o/n", "loader": {"endpoint": endpoint}}}})
+    [rule] = one(docs, "NetworkPolicy", "rel-headrace-m-loader")["spec"]["egress"]
+    assert rule == {"ports": [{"port": port, "protocol": "TCP"}]}
 
 
 def test_tls_reaches_probes_monitors_and_the_test() -> None:
@@ -739,6 +773,26 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "metrics": {"serviceMonitor": {"enabled": True}},
         },
         "networkPolicy.gatewayFrom is set and networkPolicy.metricsFrom is empty",
+    ),
+    "key that is the pepper": ({"auth": {"pepperKey": "api-key"}}, "auth.pepperKey and .* api-key"),
+    "model named as gateways": (
+        {"models": {"gateway": {"artifact": PKG}}},
+        "models.gateway: .* as those of gateways",
+    ),
+    "model named as the server": (
+        {"models": {"valkey": {"artifact": PKG}}},
+        "models.valkey: .* as those of the bundled server",
+    ),
+    "model named as a dashboard": (
+        {"models": {"headrace-engines": {"artifact": PKG}}},
+        "models.headrace-engines: .* as those of a dashboard",
+    ),
+    "models whose names are cut to one": (
+        {
+            "fullnameOverride": "f" * 40,
+            "models": {f"llama-31-8b-{each}": {"artifact": PKG, "name": each} for each in "ab"},
+        },
+        "models.llama-31-8b-b: .* as those of models.llama-31-8b-a",
     ),
     "test without a key": ({"auth": {"initialKeyKey": ""}}, "auth.initialKeyKey is empty"),
 }

@@ -72,6 +72,14 @@ def test_an_upgrade_that_would_make_another_pepper_is_refused(release: Release) 
         release.upgrade({"auth": {"existingSecret": ""}})
 
 
+@pytest.mark.parametrize("own", ["", "keys"])
+def test_an_upgrade_that_would_rename_everything_is_refused(release: Release, own: str) -> None:
+    labels = {"app.kubernetes.io/part-of": "our-platform"}
+    install(release, {"auth": {"existingSecret": own}, "commonLabels": labels})
+    with pytest.raises(Refused, match=r"fullnameOverride: .* after headrace, and .* after other"):
+        release.upgrade({"fullnameOverride": "other"})
+
+
 def test_a_server_that_cannot_be_reached_is_named_in_the_logs(release: Release) -> None:
     elsewhere = {"host": "nowhere.invalid"}
     install(release, {"valkey": {"enabled": False}, "externalRedis": elsewhere})
@@ -82,9 +90,15 @@ def test_a_server_that_cannot_be_reached_is_named_in_the_logs(release: Release) 
                 f"the {component} does not say what it waits for: {release.logs(component)}"
             ),
         )
+
+    def containers(component: str) -> list[dict[str, Any]]:
+        # A container's log is there before its state is.
+        states = [pod["status"].get("containerStatuses", []) for pod in release.pods(component)]
+        return [each for state in states for each in state if "running" in each["state"]]
+
     for component in ("gateway", "engine"):
-        [pod] = release.pods(component)
-        [container] = pod["status"]["containerStatuses"]
+        until(lambda component=component: containers(component), f"the {component} does not run")
+        [container] = containers(component)
         assert container["restartCount"] == 0
         assert not container["ready"]
 

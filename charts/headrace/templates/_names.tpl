@@ -60,3 +60,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- printf "%s:%s" $name (.image.tag | default (printf "%s%s" .root.Chart.AppVersion (.suffix | default ""))) -}}
 {{- end -}}
 {{- end -}}
+
+{{/* Of (dict "url" text "default" port): the port that an address names. */}}
+{{- define "headrace.portOf" -}}
+{{- $host := regexReplaceAll "^[a-z]+://" .url "" | splitList "/" | first -}}
+{{- regexFind ":[0-9]+$" $host | trimPrefix ":" | default .default -}}
+{{- end -}}
