@@ -554,7 +554,8 @@ def test_what_is_kept_is_seen_and_erased_as_the_guide_says(served: Served, reade
         "r unlink 'hr:{ID}:log' 'hr:{ID}:req' 'hr:{ID}:body'",
     )
     assert erase in (ROOT / "docs/guides/privacy.md").read_text()
-    found = {"ID": one.id, "MODEL": served.model}
+    # Whose reader leaves early fails, and `head` may.
+    found = {"ID": one.id, "MODEL": served.model, "| head": ""}
     keys = [line for line in see.splitlines() if line.startswith(("export", "alias", "r "))]
     password = served.release.secret("headrace-valkey", "gateway-password")
     looked = "\n".join(keys).replace("export REDISCLI_AUTH=...", f"export REDISCLI_AUTH={password}")

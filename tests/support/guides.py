@@ -17,7 +17,9 @@ from support.redis import free_port
 
 TYPED_S: Final = 400.0
 """Longest that one block may take."""
-PRELUDE: Final = "set -eu; shopt -s expand_aliases; trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
+PRELUDE: Final = (
+    "set -euo pipefail; shopt -s expand_aliases; trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
+)
 IN_THE_POD: Final = """#!/bin/sh
 exec kubectl -n {namespace} exec headrace-valkey-0 -- env REDISCLI_AUTH="$REDISCLI_AUTH" valkey-cli -e "$@"
 """
