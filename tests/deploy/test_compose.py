@@ -297,24 +297,17 @@ def filled(expression: str) -> str:
     return expression.replace("$__rate_interval", "1m").replace("$namespace", ".*")
 
 
-def test_a_stream_outlives_its_engine(project: ComposedStack, api: Api, timings: Timings) -> None:
+@pytest.mark.parametrize(("service", "what"), [("engine", "engine"), ("valkey", "server")])
+def test_a_stream_outlives_a_kill(
+    project: ComposedStack, api: Api, timings: Timings, service: str, what: str
+) -> None:
     expected = api.stream_completion(STORY).texts[0]
-    victim = project.pid("engine")
+    victim = project.pid(service)
     began = time.monotonic()
     raw = disturbed(api, lambda: os.kill(victim, signal.SIGKILL))
     check_whole(raw, expected)
-    timings("a stream of 60 tokens whose engine is killed", time.monotonic() - began)
-    project.wait_healthy("engine", other_than=victim)
-
-
-def test_a_stream_outlives_the_server(project: ComposedStack, api: Api, timings: Timings) -> None:
-    expected = api.stream_completion(STORY).texts[0]
-    victim = project.pid("valkey")
-    began = time.monotonic()
-    raw = disturbed(api, lambda: os.kill(victim, signal.SIGKILL))
-    check_whole(raw, expected)
-    timings("a stream of 60 tokens whose server is killed", time.monotonic() - began)
-    project.wait_healthy("valkey", other_than=victim)
+    timings(f"a stream of 60 tokens whose {what} is killed", time.monotonic() - began)
+    project.wait_healthy(service, other_than=victim)
 
 
 def test_a_stream_waits_for_a_paused_server(project: ComposedStack, api: Api) -> None:
