@@ -81,9 +81,7 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     # Empty until all is there: no check of a broken run passes, and the next run knows the folder.
     (out / SUMS).write_text("")
-    for name in ("images", "images.txt", "digests-values.yaml"):
-        path = out / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    clear(out)
     (out / "images").mkdir()
     run("helm", "package", str(CHART), "--destination", str(out))
     archives = [save(name, out / "images") for name in wanted]
@@ -102,6 +100,13 @@ def is_ours(out: Path) -> bool:
     if not out.exists():
         return True
     return out.is_dir() and ((out / SUMS).is_file() or not any(out.iterdir()))
+
+
+def clear(out: Path) -> None:
+    """Removes what an earlier run packed, a chart of another version too."""
+    names = ("images", "images.txt", "digests-values.yaml")
+    for path in [*(out / name for name in names), *out.glob("headrace-*.tgz")]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def is_here(image: str) -> bool:

@@ -119,6 +119,14 @@ def test_folder_that_is_absent_or_empty_or_an_earlier_package_is_taken(tmp_path:
     assert package.is_ours(tmp_path)
 
 
+def test_nothing_of_an_earlier_package_stays(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for name in ("images/a.tar", "images.txt", "digests-values.yaml", "headrace-0.0.9.tgz", "mine"):
+        (tmp_path / name).write_text("old")
+    package.clear(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
 @pytest.mark.parametrize("there", ["docker", "helm"])
 def test_programs_are_looked_for_before_an_earlier_package_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: str
