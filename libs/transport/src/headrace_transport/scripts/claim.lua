@@ -4,12 +4,12 @@
 --
 -- prelude common
 -- A  1 engine  2 credit  3 lease ms  4 crashes that make a suspect  5 crashes that end it
---    6 bytes that an inline record may have  7 bands  8 entries looked at, at most
+--    6 bytes that an inline record may have  7 bands  8 entries and tenants looked at, at most
 --    9 whether expired leases are taken away (1|0)
 -- Returns rows {id, attempt, crashes, verdict, gateway, slot, n, prompt, begun, past, record,
 --    {marks}}; verdict is 'run' | 'poison' | 'expired' | 'lost', and the engine has the lease
 --    of each, whatever the verdict.
--- Cost: the rows given, the entries looked at, the leases that expired.
+-- Cost: the rows given, the entries and tenants looked at, the leases that expired.
 local engine, credit, lease_ms = A[1], tonumber(A[2]), tonumber(A[3])
 local suspect_at, dead_at = A[4], tonumber(A[5])
 local looks = tonumber(A[8])
@@ -21,7 +21,7 @@ local TAKEN = {'tenant', 'band', 'n', 'gateway', 'slot', 'attempt', 'crashes', '
 
 local function take(id, record, alone)
   local st = read(id, unpack(TAKEN))
-  if not st then return end
+  if not st then return forget(id) end
   local attempt, crashes, n = tonumber(st.attempt) + 1, tonumber(st.crashes), tonumber(st.n)
   record = record or record_of(id, st)
   redis.call('HSET', state_key(id), 'status', 'running', 'owner', engine, 'attempt', attempt,
@@ -64,6 +64,7 @@ local function secluded()
   if not suspect then return false end
   if redis.call('EXISTS', state_key(suspect)) == 0 then
     redis.call('ZREM', K.suspects, suspect)
+    forget(suspect)
     return false
   end
   if holding > 0 then holding = count_held() end
@@ -99,7 +100,7 @@ local function look(band, tenant, score, entry, fields)
   if not id then return bury(band, tenant, entry, fields, 'no id') end
   local st = read(id, 'entry')
   if not st then
-    redis.call('ZREM', K.queued, id)
+    forget(id)
     return bury(band, tenant, entry, fields, 'no state')
   end
   if st.entry ~= entry or st.status == 'finished' then return forget_entry(band, tenant, entry) end
@@ -126,21 +127,14 @@ local function read_one(stream)
   return reply and reply[1][2][1]
 end
 
-local function retire_tenant(band, tenant, score)
-  redis.call('ZREM', tenants_key(band), tenant)
-  if score > floor_of(band) then rest(band, tenant, score) end
-  local stream = queue_key(band, tenant)
-  if redis.pcall('XLEN', stream) == 0 then redis.call('DEL', stream) end
-end
-
 local function walk(band)
   while #rows < credit and looks > 0 do
     local least = redis.call('ZRANGE', tenants_key(band), 0, 0, 'WITHSCORES')
     if not least[1] then return end
     local tenant, score = least[1], tonumber(least[2])
     local entry = read_one(queue_key(band, tenant))
+    looks = looks - 1
     if entry then
-      looks = looks - 1
       look(band, tenant, score, entry[1], entry[2])
     else
       retire_tenant(band, tenant, score)

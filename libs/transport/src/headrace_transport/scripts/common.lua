@@ -162,6 +162,14 @@ local function activate(band, tenant)
   redis.call('ZREM', idle_key(band), tenant)
 end
 
+-- A tenant without work: its counter is kept while it is above what a newcomer gets.
+local function retire_tenant(band, tenant, score)
+  redis.call('ZREM', tenants_key(band), tenant)
+  if score > floor_of(band) then rest(band, tenant, score) end
+  local stream = queue_key(band, tenant)
+  if redis.pcall('XLEN', stream) == 0 then redis.call('DEL', stream) end
+end
+
 -- Acknowledges and deletes a delivered entry; an empty stream of an idle tenant goes too.
 local function forget_entry(band, tenant, entry)
   local stream = queue_key(band, tenant)
@@ -181,6 +189,14 @@ local function record_of(id, st)
   end
   local body = redis.pcall('GET', body_key(id))
   return type(body) == 'string' and body or ''
+end
+
+-- What is left of a request that has no state any more, so that nobody can run or end it.
+local function forget(id)
+  redis.call('ZREM', K.queued, id)
+  redis.call('HDEL', K.cancels, unpack(mark_fields(id, MOST.n)))
+  redis.call('DEL', body_key(id))
+  redis.call('PEXPIRE', log_key(id), LOG_MS)
 end
 
 -- Puts a begun request back for a successor. Suspects wait apart.
@@ -203,7 +219,7 @@ local function sweep(now, most, suspect_at, dead_at)
       redis.call('HSET', state_key(id), 'crashes', int(st.crashes))
       st.suspect_at, st.dead_at = suspect_at, dead_at
       orphan(id, st, now)
-    end
+    elseif not st then forget(id) end
   end
 end
 

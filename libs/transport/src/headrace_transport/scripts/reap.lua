@@ -11,23 +11,27 @@ local now, grace, most = now_ms(), tonumber(A[1]), tonumber(A[5])
 
 -- What ended while it was queued is an empty place in its stream, for a claim to pass over. The
 -- first ones go here, given to the group like any other: an undelivered entry is never deleted.
-local function clear_head(band, tenant)
+-- Nor does a tenant stay of whom nothing else waits: without an engine nobody else would see.
+local places = most
+local function clear_head(band, tenant, score)
   local stream = queue_key(band, tenant)
-  for _ = 1, most do
+  while places > 0 do
     local after = delivered(stream)
-    local entry = after and redis.call('XRANGE', stream, '(' .. after, '+', 'COUNT', 1)[1]
-    if not entry or entry[2][1] ~= 'id' then return end
+    if not after then return end
+    local entry = redis.call('XRANGE', stream, '(' .. after, '+', 'COUNT', 1)[1]
+    if not entry then return retire_tenant(band, tenant, score) end
+    if entry[2][1] ~= 'id' then return end
     local st = read(entry[2][2], 'entry')
     if not st or (st.status ~= 'finished' and st.entry == entry[1]) then return end
     redis.call('XREADGROUP', 'GROUP', GROUP, GROUP, 'COUNT', 1, 'STREAMS', stream, '>')
     forget_entry(band, tenant, entry[1])
+    places = places - 1
   end
 end
 
 for band = 0, tonumber(A[8]) - 1 do
-  for _, tenant in ipairs(redis.call('ZRANGE', tenants_key(band), 0, most - 1)) do
-    clear_head(band, tenant)
-  end
+  local active = redis.call('ZRANGE', tenants_key(band), 0, most - 1, 'WITHSCORES')
+  for i = 1, #active, 2 do clear_head(band, active[i], tonumber(active[i + 1])) end
 end
 local had = redis.call('ZCARD', K.expiries)
 sweep(now, most, A[6], A[7])
@@ -71,4 +75,11 @@ for _, waiting in ipairs({K.orphans, K.suspects}) do
     end
   end
 end
-return {stranded, redis.call('ZRANGEBYSCORE', K.queued, '-inf', int(now), 'LIMIT', 0, most), marked}
+local expired = {}
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', K.queued, '-inf', int(now), 'LIMIT', 0, most)) do
+  local st = read(id)
+  if not st then forget(id)
+  elseif st.status == 'queued' then expired[#expired + 1] = id
+  else redis.call('ZREM', K.queued, id) end
+end
+return {stranded, expired, marked}
