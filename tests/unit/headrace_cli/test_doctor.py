@@ -104,7 +104,7 @@ async def test_servers_that_settings_name_are_asked_each_once_without_telling_pa
     assert await doctor.configured_servers({}) == []
     both = {"HEADRACE_ENGINE_REDIS_URL": one, "HEADRACE_GATEWAY_REDIS_URL": one}
     found = only(await doctor.configured_servers(both))
-    assert (found.verdict, found.what) == ("wrong", "server redis://127.0.0.1:1/0")
+    assert (found.verdict, found.what) == ("wrong", "server redis://***@127.0.0.1:1/0")
     assert "hush" not in repr(found)
     found = only(await doctor.configured_servers({"HEADRACE_GATEWAY_REDIS_URL": other}))
     assert "not understood" in found.fact

@@ -15,6 +15,7 @@ from headrace_kit.settings import (
     load_report,
     load_secrets,
     setting,
+    without_credentials,
 )
 from pydantic import SecretStr, ValidationError
 
@@ -308,6 +309,21 @@ class TestSpellings:
     def test_every_problem_is_reported_at_once(self) -> None:
         message = refusal(PORT="x", MAX_BATCH="0", RATIO="2")
         assert len(message.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("redis://me@host:1/0", "redis://***@host:1/0"),
+        ("no redis://:a@b@host:1 there", "no redis://***@host:1 there"),
+        ("redis://:a/b#c?d@host", "redis://***@host"),
+        ("redis+sentinel://me@a:1,b:2/main", "redis+sentinel://***@a:1,b:2/main"),
+        ("hf://org/name@revision", "hf://org/name@revision"),
+        ("http://host:1/path", "http://host:1/path"),
+    ],
+)
+def test_nobody_is_told_a_urls_user_and_password(text: str, shown: str) -> None:
+    assert without_credentials(text) == shown
 
 
 class TestReport:

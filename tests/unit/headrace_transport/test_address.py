@@ -42,6 +42,28 @@ async def test_one_server_is_an_address_a_user_and_a_database() -> None:
     assert not made.moves
 
 
+@pytest.mark.parametrize(
+    ("url", "host", "port", "db", "password"),
+    [
+        ("redis://host", "host", 6379, 0, None),
+        ("redis://127.0.0.1/", "127.0.0.1", 6379, 0, None),
+        ("redis://[::1]:1/2/", "::1", 1, 2, None),
+        ("redis://me:a%23b%3Fc%2Fd@127.0.0.1:1/3", "127.0.0.1", 1, 3, "a#b?c/d"),
+    ],
+)
+async def test_what_an_address_leaves_out_has_a_default(
+    url: str, host: str, port: int, db: int, password: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace_transport.address._resolve", _known)
+    connection = await connection_of(address(url))
+    assert (connection.host, connection.port, int(connection.db)) == (host, port, db)
+    assert connection.password == password
+
+
+async def _known(host: str, port: int) -> None:
+    """Every name is."""
+
+
 async def test_tls_checks_the_server_against_the_authority_given(tmp_path: Path) -> None:
     files = touched(tmp_path, "ca", "cert", "key")
     connection = await connection_of(
@@ -76,11 +98,24 @@ async def test_sentinels_are_several_addresses_and_a_name() -> None:
         "redis+sentinel://a:1,/primary",
         "redis+sentinel://a:1/primary/x",
         "redis-sentinel://a:1/primary",
+        "unix:///run/redis.sock",
+        "redis://",
+        "redis:///1",
+        "redis://host:0",
+        "redis://host/x",
+        "redis://host/1/2",
+        "redis://host?protocol=3",
+        "redis://host/0?client_name=x",
+        "rediss://host?ssl_cert_reqs=none",
+        "redis://:pass#word@host:1",
+        "redis://:pass/word@host:1",
+        "redis://:pass?word@host:1",
     ],
 )
 def test_what_names_no_server_is_refused_with_a_remedy(url: str) -> None:
-    with pytest.raises(ServerUnsuitable, match=r"redis_url.*write redis://"):
+    with pytest.raises(ServerUnsuitable, match=r"redis_url.*write redis://") as refused:
         address(url)
+    assert "pass" not in refused.value.reason
 
 
 def test_certificates_that_do_nothing_or_are_not_there_are_refused(tmp_path: Path) -> None:
@@ -112,6 +147,14 @@ def test_access_is_what_a_service_was_told_and_does_not_show_passwords() -> None
 async def test_a_name_that_nobody_knows_is_told() -> None:
     with pytest.raises(OSError, match=r"no-such-host\.invalid: "):
         await connection_of(address("redis://no-such-host.invalid:6379/0"))
+
+
+@pytest.mark.parametrize("name", ["a..b", "a" * 64])
+async def test_a_name_that_no_host_can_have_is_told(name: str) -> None:
+    with pytest.raises(OSError, match=f"{name} is no host's name: "):
+        await connection_of(address(f"redis://{name}:6379/0"))
+    with pytest.raises(TransportUnavailable, match=f"{name} is no host's name"):
+        await connect_gateway(f"redis://{name}:6379/0")
 
 
 def test_a_name_that_is_given_up_leaves_no_failure_behind() -> None:

@@ -409,8 +409,8 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 
 def without_credentials(text: str) -> str:
-    """A URL's user and password are not for logs and messages."""
-    return re.sub(r"(\w+://)[^/@\s]*@", r"\1***@", text)
+    """A URL's user and password are not for logs and messages; one may hold what belongs in none."""
+    return re.sub(r"(\w+://)(?:[^/@\s:]*:\S*|[^/@\s]*)@", r"\1***@", text)
 
 
 def _without_credentials(value: object) -> object:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, cast
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from redis import exceptions
 from redis.asyncio import connection as redis_connection
@@ -30,10 +30,12 @@ _SENTINELS: Final = re.compile(
     r"/(?P<service>[^/]+)(?:/(?P<db>\d+))?/?"
 )
 _PORT: Final = 6379
+_DB: Final = re.compile(r"(?:/[0-9]{0,9}/?)?")
+"""Path of a URL."""
 _NODE: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d{1,5})")
 _REMEDY: Final = (
     "write redis://host:port/db, or redis+sentinel://host:port,host:port/service/db; with rediss "
-    "in place of redis for TLS"
+    "in place of redis for TLS, and in a password %23 %2F %3F %40 in place of # / ? @"
 )
 
 
@@ -190,14 +192,22 @@ async def _resolve(host: str, port: int) -> None:
         await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         raise OSError(f"{host}: {error.strerror}") from error
+    except UnicodeError as error:  # before anybody is asked: a label of a name is empty or too long
+        raise OSError(f"{host} is no host's name: {error}") from error
 
 
 def _parsed(url: str) -> dict[str, Any]:
+    """redis-py's arguments. It passes over what it does not understand, which is refused here, in
+    words of our own: its may repeat a part of a password.
+    """
     try:
+        parts = urlsplit(url)
+        there = bool(parts.hostname) and parts.port != 0
         parsed = dict(redis_connection.parse_url(url))
-    except ValueError as error:
-        raise ServerUnsuitable(f"redis_url is not understood: {error}", _REMEDY) from error
-    if "sentinel" in url.partition("://")[0]:
+    except ValueError:
+        raise ServerUnsuitable("redis_url is not understood", _REMEDY) from None
+    more = parts.query or parts.fragment or not _DB.fullmatch(parts.path)
+    if parts.scheme not in ("redis", "rediss") or not there or more:
         raise ServerUnsuitable("redis_url is not understood", _REMEDY)
     parsed.pop("connection_class", None)
     return cast("dict[str, Any]", parsed)

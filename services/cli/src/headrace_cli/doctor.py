@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import stat
 import subprocess
@@ -23,7 +22,7 @@ from headrace_engine.model.loader.source import file_sha256, resolve
 from headrace_engine.settings import EngineSecrets, EngineSettings, check_settings
 from headrace_gateway.settings import GatewaySecrets, GatewaySettings
 from headrace_kit.errors import SettingsError
-from headrace_kit.settings import load, load_secrets
+from headrace_kit.settings import load, load_secrets, without_credentials
 from headrace_transport.address import Access
 from headrace_transport.checks import check_server
 from headrace_transport.errors import TransportError
@@ -42,8 +41,6 @@ MIN_FREE_DISK: Final = 1 << 30
 MIN_MEMORY: Final = 3 << 30
 """Bytes: the default model in float32, its cache, and three processes."""
 MAX_CLOCK_SKEW_S: Final = 2.0
-_USER: Final = re.compile("//[^/@]*@")
-"""User and password of a URL."""
 _OLDEST_TIME: Final = 1_750_000_000
 """Unix seconds in the past of every release."""
 
@@ -306,7 +303,7 @@ async def _server(running: RunningStack, state: StateDir) -> list[Finding]:
 
 
 async def _answering(url: str, access: Access, mend: str) -> list[Finding]:
-    what = f"server {_USER.sub('//', url)}"
+    what = f"server {without_credentials(url)}"
     try:
         server = Server(url, access=access, options=WireOptions())
     except TransportError as error:
