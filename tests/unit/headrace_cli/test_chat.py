@@ -80,10 +80,10 @@ def test_an_interrupt_cancels_the_answer_and_keeps_what_was_shown() -> None:
         if piece == "b":
             raise KeyboardInterrupt
 
-    chat.turn("Hi", show)
+    assert not chat.turn("Hi", show)
     assert shown == ["a", "b", " [cancelled]"]
     assert api.deleted == ["/v1/requests/chatcmpl-1"]
-    chat.turn("Again", lambda piece: None)
+    assert chat.turn("Again", lambda piece: None)
     assert api.messages()[1] == ("assistant", "ab")
 
 
@@ -113,7 +113,7 @@ class ScriptedEndpoint(Endpoint):
         return httpx.Client(transport=httpx.MockTransport(self.api), base_url="http://x")
 
 
-def run_with(api: ScriptedApi, message: str | None, lines: list[str]) -> None:
+def run_with(api: ScriptedApi, message: str | None, lines: list[str]) -> bool:
     class Here(ScriptedEndpoint):
         pass
 
@@ -126,7 +126,7 @@ def run_with(api: ScriptedApi, message: str | None, lines: list[str]) -> None:
         except StopIteration:
             raise EOFError from None
 
-    run(
+    return run(
         Here("http://x", "k"),
         model="m",
         message=message,
@@ -138,8 +138,20 @@ def run_with(api: ScriptedApi, message: str | None, lines: list[str]) -> None:
 
 
 def test_one_message_gets_one_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    run_with(ScriptedApi(chunk("Hello")), "Hi", [])
+    assert run_with(ScriptedApi(chunk("Hello")), "Hi", [])
     assert capsys.readouterr().out == "Hello\n"
+
+
+def test_one_answer_that_was_cancelled_is_told_to_a_script(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(pieces: Pieces) -> Iterator[bytes]:
+        yield chunk("He")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Pieces, "__iter__", interrupted)
+    assert run_with(ScriptedApi(), "Hi", []) is False
+    assert capsys.readouterr().out == "He [cancelled]\n"
 
 
 def test_a_conversation_ends_with_the_input_and_survives_a_refusal(

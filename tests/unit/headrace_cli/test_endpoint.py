@@ -112,7 +112,13 @@ def test_an_api_that_does_not_answer_is_told() -> None:
             first_model(client)
 
 
-@pytest.mark.parametrize("url", ["http://[::1", "http://x:port", "junk", "ftp://x", "http://"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://[::1", "http://x:port", "junk", "ftp://x", "http://"),
+        *("http://a..b", f"http://{'a' * 64}"),
+    ],
+)
 def test_what_is_no_address_is_refused(state: StateDir, url: str) -> None:
     with pytest.raises(CommandFailed, match="no address of an API"):
         Endpoint.find(url, "k", state, {})

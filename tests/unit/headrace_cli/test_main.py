@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
+from headrace_cli import chat
 from headrace_cli.main import app
 from headrace_cli.state import StateDir
 from support.served import clean_environ, headrace
@@ -56,6 +59,51 @@ def test_a_failure_is_one_message_with_a_hint_and_no_traceback(tmp_path: Path) -
         assert "headrace serve" in result.stderr
         assert "Traceback" not in result.stderr
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_an_output_that_takes_nothing_ends_a_command_in_a_line(buffered: str) -> None:
+    environ = clean_environ() | {"PYTHONUNBUFFERED": buffered}
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open("/dev/full", "w") as full, os.fdopen(writer, "w") as gone:
+        for target, told in ((full, "headrace: [Errno 28] No space left on device\n"), (gone, "")):
+            for command in ("version", "--help"):
+                result = subprocess.run(
+                    headrace(command),
+                    stdout=target,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    env=environ,
+                    timeout=60,
+                    check=False,
+                )
+                assert (result.returncode, result.stderr) == (1, told)
+
+
+def test_a_command_without_an_output_runs() -> None:
+    closed = f"{shlex.join(headrace('version'))} >&-"
+    result = subprocess.run(closed, shell=True, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("whole", "code"), [(True, 0), (False, 130)])
+def test_an_answer_that_was_cancelled_is_no_success(
+    whole: bool, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answered(*_: object, **__: object) -> bool:
+        return whole
+
+    monkeypatch.setattr(chat, "run", answered)
+    arguments = ["chat", "Hi", "--url", "http://x", "--api-key", "k"]
+    assert CliRunner().invoke(app, arguments).exit_code == code
+
+
+@pytest.mark.parametrize("grace", ["nan", "inf", "-1", "86401"])
+def test_an_engine_drains_for_a_day_at_most(grace: str) -> None:
+    result = CliRunner().invoke(app, ["drain", "pod", "--grace", grace])
+    assert result.exit_code == 2
+    assert "--grace" in result.output
 
 
 def test_the_version_is_printed() -> None:

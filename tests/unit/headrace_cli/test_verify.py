@@ -171,6 +171,11 @@ def test_a_metric_that_is_declared_and_not_served_is_named() -> None:
         check_gateway_metrics(PLAN)
 
 
+def test_an_engines_address_that_is_none_is_told() -> None:
+    with pytest.raises(CommandFailed, match="is no address"):
+        check_engine_metrics(Plan(PLAN.endpoint, engine_metrics="http://[::1"))
+
+
 ENGINES = Plan(PLAN.endpoint, engine_metrics="http://engines:9100")
 
 

@@ -10,7 +10,7 @@ from headrace_kit.errors import SettingsError
 from headrace_kit.settings import load, load_secrets, without_credentials
 from headrace_transport.address import Access
 from headrace_transport.connection import connect_gateway
-from headrace_transport.errors import TransportError
+from headrace_transport.errors import RecordRejected, TransportError
 from headrace_transport.interface import GatewayWire
 
 from headrace_cli.errors import CommandFailed, no_stack
@@ -41,13 +41,17 @@ def find_server(
 
 @asynccontextmanager
 async def open_wire(redis_url: str, access: Access) -> AsyncGenerator[GatewayWire]:
-    """The wire over a server. Raises CommandFailed for one that cannot be used, then or later."""
+    """The wire over a server. Raises CommandFailed for one that cannot be used, then or later, and for
+    a name that none can have.
+    """
     try:
         wire = await connect_gateway(redis_url, access=access)
         try:
             yield wire
         finally:
             await wire.close()
+    except RecordRejected as error:
+        raise CommandFailed(f"{error}.") from error
     except TransportError as error:
         shown = without_credentials(redis_url)
         raise CommandFailed(f"The server {shown} cannot be used: {error}") from error

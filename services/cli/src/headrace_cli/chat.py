@@ -31,8 +31,8 @@ class Chat:
         if system:
             self._messages.append({"role": "system", "content": system})
 
-    def turn(self, text: str, show: Callable[[str], None]) -> None:
-        """Sends a message and shows the answer as it comes.
+    def turn(self, text: str, show: Callable[[str], None]) -> bool:
+        """Sends a message and shows the answer as it comes. False: it was cancelled.
 
         Ctrl-C cancels the answer; what was shown of it stays in the conversation. Raises
         CommandFailed when the API refuses, the message being taken back then, and for what is no text.
@@ -49,6 +49,7 @@ class Chat:
                 show(piece)
         except KeyboardInterrupt:
             show(" [cancelled]")
+            return False
         except CommandFailed:
             if not answer:
                 self._messages.pop()
@@ -56,6 +57,7 @@ class Chat:
         finally:
             if answer:
                 self._messages.append({"role": "assistant", "content": "".join(answer)})
+        return True
 
     def _answer(self) -> Iterator[str]:
         body: dict[str, object] = {
@@ -99,8 +101,10 @@ def run(
     max_tokens: int | None,
     temperature: float,
     read: Callable[[str], str] = input,
-) -> None:
-    """One message and its answer, or a conversation until the end of input."""
+) -> bool:
+    """One message and its answer, or a conversation until the end of input. False: the one answer
+    was cancelled.
+    """
 
     def show(piece: str) -> None:
         print(piece, end="", flush=True)
@@ -114,9 +118,9 @@ def run(
             temperature=temperature,
         )
         if message is not None:
-            chat.turn(message, show)
+            whole = chat.turn(message, show)
             print()
-            return
+            return whole
         print("Ctrl-C cancels an answer; Ctrl-D, or Ctrl-C at the prompt, leaves.")
         for line in _lines(read):
             try:
@@ -124,6 +128,7 @@ def run(
             except CommandFailed as error:
                 print(f"[{error}]", end="")
             print()
+    return True
 
 
 def _lines(read: Callable[[str], str]) -> Iterator[str]:

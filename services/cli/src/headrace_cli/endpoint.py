@@ -48,7 +48,7 @@ class Endpoint:
                 f"There is no API key for {base}.",
                 hint="Give --api-key, or set HEADRACE_API_KEY or HEADRACE_API_KEY_FILE.",
             )
-        _check_url(base)
+        check_url(base)
         if not (found.isascii() and found.isprintable()):
             raise CommandFailed("The API key holds what no key has: keys are printable ASCII.")
         return cls(base.rstrip("/").removesuffix("/v1"), found)
@@ -91,10 +91,12 @@ def request_path(request_id: str) -> str:
     return f"/v1/requests/{quote(request_id, safe='')}"
 
 
-def _check_url(url: str) -> None:
+def check_url(url: str) -> None:
+    """Raises CommandFailed for what nobody can be asked at."""
     try:
         parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
+        parsed.host.encode("idna")  # as it is when it is looked up
+    except (httpx.InvalidURL, UnicodeError) as error:
         raise CommandFailed(f"{url} is no address of an API: {error}.") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise CommandFailed(f"{url} is no address of an API.", hint="Write http://host:port.")

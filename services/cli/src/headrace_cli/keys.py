@@ -58,6 +58,8 @@ class KeyPlace:
             async with open_wire(self.redis_url, self.access) as wire:
                 pepper = None if self.pepper is None else self.pepper.encode()
                 yield KeyStore(wire, pepper, SystemClock())
+        except UnicodeEncodeError as error:  # bytes of an argument
+            raise CommandFailed(f"{error.object!r} is not text.") from error
         except ValueError as error:
             raise CommandFailed(f"{error}.") from error
 

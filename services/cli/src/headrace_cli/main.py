@@ -129,14 +129,15 @@ def chat(
     from headrace_cli import chat as command
 
     endpoint = _endpoint(url, api_key, state_dir)
-    command.run(
+    if not command.run(
         endpoint,
         model=model,
         message=message,
         system=system,
         max_tokens=max_tokens,
         temperature=temperature,
-    )
+    ):
+        raise typer.Exit(130)  # as of all that Ctrl-C ends
 
 
 @app.command()
@@ -479,7 +480,9 @@ def drain(
     engine: Annotated[str, typer.Argument(help="Its id as `top` shows it, or how that begins.")],
     grace: Annotated[
         float | None,
-        typer.Option(min=0, help="Seconds for what runs [default: the engine's drain_s]."),
+        typer.Option(
+            min=0, max=86_400, help="Seconds for what runs [default: the engine's drain_s]."
+        ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when it has ended.")] = False,
     timeout: Annotated[
@@ -550,9 +553,17 @@ def main() -> None:
     # what is logged on the way is for people, and never part of what a command prints
     configure_logging(service="cli", level="warning", format="console")
     try:
-        app()
+        try:
+            app()
+        finally:
+            print(end="", flush=True)
     except CommandFailed as error:
         print(f"headrace: {error}", file=sys.stderr)
         if error.hint:
             print(f"  {error.hint}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except OSError as error:  # what a command opens tells of itself: this is standard output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # it is flushed once more at exit
+        if not isinstance(error, BrokenPipeError):  # `| head` has read enough
+            print(f"headrace: {error}", file=sys.stderr)
         raise SystemExit(1) from None

@@ -19,7 +19,7 @@ from headrace_gateway.metrics import GatewayMetrics
 from headrace_kit.metrics import Registry
 from headrace_transport.errors import AccessDenied, TransportUnavailable
 
-from headrace_cli.endpoint import Endpoint, check, event, first_model, texts
+from headrace_cli.endpoint import Endpoint, check, check_url, event, first_model, texts
 from headrace_cli.errors import CommandFailed
 from headrace_cli.keys import KeyPlace
 from headrace_cli.state import StateDir
@@ -189,6 +189,7 @@ def check_engine_metrics(plan: Plan) -> str:
         return "not looked at: it takes --engine-metrics"
     registry = Registry("engine")
     EngineMetrics(registry)
+    check_url(plan.engine_metrics)
     url = f"{plan.engine_metrics.rstrip('/')}/metrics"
     answer = _in_time(lambda: httpx.get(url, timeout=10), httpx.ConnectError, httpx.ConnectTimeout)
     check(answer)
