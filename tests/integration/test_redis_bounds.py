@@ -6,10 +6,11 @@ import pytest
 from headrace_contracts import keys
 from headrace_transport import leases, processes
 from headrace_transport.connection import RedisEngineWire, RedisGatewayWire
+from headrace_transport.interface import Rates
 from headrace_transport.replies import as_int
 from headrace_transport.server import Server
 from support.waiting import eventually
-from support.wires import GATEWAY, MODEL, claim, entry, finish, mark, record
+from support.wires import GATEWAY, LEASE_MS, MODEL, claim, entry, finish, mark, record
 
 TENANTS = keys.tenants(MODEL, 1)
 
@@ -151,3 +152,53 @@ async def test_a_queue_of_expired_strangers_hides_no_request_from_the_reaper(
     assert state.status == "finished"
     assert not await count(link, "EXISTS", keys.queued(MODEL))
     assert await finish(engine, "runs")
+
+
+# what ends by itself, or is taken away
+async def test_who_empties_itself_for_a_suspect_is_remembered_for_a_lease_and_no_longer(
+    link: Server, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    await gateway.submit(record("own"), max_queued=9)
+    assert set(await claim(engine)) == {"own"}
+    await gateway.submit(record("suspect", slot=20), max_queued=9)
+    for life in range(2):
+        await eventually(lambda life=life: claim(engine, f"e-dies-{life}", lease_ms=1))
+    await eventually(lambda: _is_suspected(link, gateway))
+
+    assert await claim(engine) == {}
+    assert 0 < await count(link, "PTTL", keys.quarantine(MODEL)) <= LEASE_MS
+    assert await finish(engine, "own")
+    assert set(await claim(engine)) == {"suspect"}
+    assert not await count(link, "EXISTS", keys.quarantine(MODEL))
+
+
+async def _is_suspected(link: Server, gateway: RedisGatewayWire) -> bool:
+    await gateway.reap(MODEL)
+    return bool(await count(link, "ZCARD", keys.suspects(MODEL)))
+
+
+async def test_control_that_was_read_is_taken_away(
+    link: Server, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    for i in range(3):
+        await gateway.submit(record(f"r{i}", slot=10 + i), max_queued=9)
+    await claim(engine)
+    for i in range(2):
+        await gateway.cancel(MODEL, f"r{i}", mark())
+    read = await engine.read_control("e-1", "0-0", block_ms=1000)
+    assert len(read) == 2
+    await gateway.cancel(MODEL, "r2", mark())
+    await engine.read_control("e-1", read[-1][0], block_ms=1000)
+    assert await count(link, "XLEN", keys.control("e-1")) == 2, "what was named, and what is new"
+
+
+async def test_a_server_whose_clock_is_behind_takes_nothing_from_a_keys_minute(
+    link: Server, gateway: RedisGatewayWire
+) -> None:
+    limits = Rates(requests=100, tokens=None)
+    await gateway.take_rate("acme", "k", limits, requests=1, tokens=0, must=True)
+    hour_ms = 3_600_000
+    later = await count(link, "HGET", keys.rate("acme", "k"), "at") + hour_ms
+    await link.command("HSET", keys.rate("acme", "k"), "at", later)
+    left = await gateway.take_rate("acme", "k", limits, requests=1, tokens=0, must=True)
+    assert (left.granted, left.requests_left) == (True, 98)

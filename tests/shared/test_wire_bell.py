@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from support.wires import MODEL, Wires, claim, mark, record
+from support.wires import MODEL, SHORT_MS, Wires, claim, mark, record
 
 LONG_MS = 20_000
 """A wait that only a ring ends within a test."""
@@ -59,6 +59,18 @@ async def test_release_wakes_a_waiting_engine(wires: Wires) -> None:
         await asyncio.sleep(0.02)
         await engine.release(MODEL, "e-1", {"r1": 1})
     assert waiting.result()
+
+
+async def test_a_reaping_that_finds_an_expired_lease_wakes_an_engine(wires: Wires) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    await gateway.submit(record("r1"), max_queued=9)
+    assert set(await claim(engine, lease_ms=SHORT_MS)) == {"r1"}
+    await wires.pass_ms(2 * SHORT_MS)
+    assert not await engine.wait_bell(MODEL, timeout_ms=5)
+    await gateway.reap(MODEL)
+    assert await engine.wait_bell(MODEL, timeout_ms=5)
+    await gateway.reap(MODEL)
+    assert not await engine.wait_bell(MODEL, timeout_ms=5)
 
 
 async def test_waiting_engines_share_a_burst_without_sleeping_through_it(wires: Wires) -> None:

@@ -260,6 +260,23 @@ async def test_what_a_gateway_hands_over_waits_for_another_and_then_ends(wires: 
     assert await engine.cancels(MODEL, ["taken", "forgotten"]) == {"forgotten": [mark()]}
 
 
+async def test_what_moved_while_it_was_queued_ends_with_the_gateway_that_has_it(
+    wires: Wires,
+) -> None:
+    gateway, engine = await wires.gateway(), await wires.engine()
+    await gateway.submit(record("r1", gateway="gw-old"), max_queued=9)
+    await gateway.attach("r1", "gw-new", 70, 0)
+    await gateway.leave_gateway("gw-old")
+    await engine.reap(MODEL)
+    assert await gateway.queue_depth(MODEL) == 1
+
+    await gateway.leave_gateway("gw-new")
+    await engine.reap(MODEL)
+    state = await gateway.request_state("r1")
+    assert state is not None
+    assert state.finish is FinishReason.CANCELLED
+
+
 async def test_silent_gateway_is_reaped_and_may_come_back(wires: Wires) -> None:
     gateway, engine = await wires.gateway(), await wires.engine()
     await gateway.beat_gateway("gw-slow", ttl_ms=SHORT_MS)
@@ -393,7 +410,10 @@ async def test_control_stream_of_a_dead_engine_goes(wires: Wires) -> None:
 
 OLD = "engine-1-0a1b2c3d"
 NEW = "engine-1-99998888"
-STRANGERS = ("engine-2-0a1b2c3d", "engine-1-0a1b2c3d-00001111", "engine-1-not-hexx", "engine-1.x")
+STRANGERS = (
+    *("engine-2-0a1b2c3d", "engine-1-0a1b2c3d-00001111", "engine-1-not-hexx", "engine-1.x"),
+    "engine-1-0a1b2c3d4",
+)
 """Other names, however alike: one that ends like a nonce, one that has none."""
 
 

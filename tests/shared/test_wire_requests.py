@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from headrace_contracts.codes import FinishReason
@@ -14,10 +15,12 @@ from headrace_transport.errors import (
     RecordRejected,
     RequestConflict,
 )
+from support.redis import RedisServer
 from support.wires import (
     GATEWAY,
     LEASE_MS,
     MODEL,
+    OPTIONS,
     SHORT_MS,
     SOON_MS,
     Wires,
@@ -25,6 +28,7 @@ from support.wires import (
     entry,
     finish,
     mark,
+    opened,
     record,
 )
 
@@ -98,6 +102,30 @@ async def test_key_has_at_most_its_concurrency_until_a_request_ends(wires: Wires
     await gateway.submit(record("r3"), max_queued=9, max_concurrency=2)
     await gateway.cancel(MODEL, "r2", mark())
     await gateway.submit(record("r4"), max_queued=9, max_concurrency=2)
+
+
+async def test_a_place_among_a_keys_requests_lapses_where_nobody_gives_it_back(
+    transport_server: RedisServer | None,
+) -> None:
+    options = replace(OPTIONS, reservation_ms=SOON_MS, state_ttl_ms=60 * SOON_MS)
+    async with opened(transport_server, options) as wires:
+        gateway = await wires.gateway()
+        await gateway.submit(record("r1"), max_queued=9, max_concurrency=1)
+        with pytest.raises(ConcurrencyExceeded):
+            await gateway.submit(record("r2"), max_queued=9, max_concurrency=1)
+        await wires.pass_ms(SOON_MS + 1)
+        # with a deadline: as long as its state can be read after it
+        await gateway.submit(record("r2", deadline_ms=1), max_queued=9, max_concurrency=1)
+        await wires.pass_ms(SOON_MS + 1)
+        with pytest.raises(ConcurrencyExceeded) as refused:
+            await gateway.submit(record("r3"), max_queued=9, max_concurrency=1)
+        assert refused.value.running == 1
+        # and a shorter one after it takes nothing from it
+        await gateway.submit(record("r3"), max_queued=9, max_concurrency=2)
+        await wires.pass_ms(SOON_MS + 1)
+        with pytest.raises(ConcurrencyExceeded) as refused:
+            await gateway.submit(record("r4"), max_queued=9, max_concurrency=1)
+        assert refused.value.running == 1
 
 
 async def test_a_request_that_is_known_to_have_ended_counts_no_more(wires: Wires) -> None:

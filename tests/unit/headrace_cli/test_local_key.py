@@ -72,13 +72,19 @@ async def test_a_stored_key_is_made_known_again_under_another_pepper() -> None:
 
 async def test_a_deleted_key_stays_away() -> None:
     clock = FakeClock()
-    wire = MemoryGatewayWire(MemoryBroker(clock=clock))
+    broker = MemoryBroker(clock=clock)
+    wire = MemoryGatewayWire(broker)
     keys = KeyStore(wire, PEPPER, clock)
     made = await usable_key(keys, PEPPER, None, None)
     keeper = KeyKeeper(wire)
     await keeper.look()
     await keys.forget(public_id(made))
     assert await keeper.look() == 0
+    broker.keys.clear()
+    broker.forgotten_keys.clear()  # a server that has lost all brings no deleted key back either
+    assert await keeper.look() == 0
+    assert await usable_key(keys, PEPPER, None, made) == made
+    await keys.forget(public_id(made))
     assert await usable_key(keys, PEPPER, None, made) != made
     assert [key.public_id == public_id(made) for key in await keys.list()] == [False]
 

@@ -177,6 +177,21 @@ async def test_a_child_that_dies_is_started_again_and_the_reason_told(tmp_path: 
     assert run.output.has("child was killed by SIGKILL; restart 1 of 2 in 0.01 s")
 
 
+async def test_restarts_after_a_healthy_stretch_are_counted_anew(tmp_path: Path) -> None:
+    policy = RestartPolicy(limit=1, first_delay_s=0.01, longest_delay_s=0.01, healthy_s=0.05)
+    run = Run()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run.of(child(tmp_path, policy=policy)))
+        await run.ready.wait()
+        for _ in range(3):
+            await asyncio.sleep(2 * policy.healthy_s)
+            run.output.lines.clear()
+            os.kill(pid_of(tmp_path), signal.SIGKILL)
+            await run.output.until("child is ready again")
+            assert run.output.has("restart 1 of 1")
+        run.stop.set()
+
+
 async def test_a_child_that_keeps_dying_ends_everything_with_the_reason(tmp_path: Path) -> None:
     dies = """
 import os, pathlib, sys, time

@@ -135,6 +135,13 @@ class MemoryBroker:
         expiry = self.now_ms() + self.options.sign_of_life_ms
         self.gateways[gateway] = max(self.gateways.get(gateway, 0), expiry)
 
+    def reserved_ms(self, deadline_ms: int) -> int:
+        """Until when a request that is submitted now counts for its key, as ``submit.lua``."""
+        now = self.now_ms()
+        if not deadline_ms:
+            return now + self.options.reservation_ms
+        return max(deadline_ms, now) + self.options.state_ttl_ms
+
     def post(self, gateway: str, item: Frame | Fence) -> FrameId | None:
         """Appends to the out stream of a gateway that is alive."""
         if gateway not in self.gateways:

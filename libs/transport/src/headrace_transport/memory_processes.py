@@ -49,7 +49,8 @@ class MemoryReaper(MemoryPart):
         grace = broker.options.resume_grace_ms
         dead = {name for name, expiry in broker.gateways.items() if expiry + grace <= now}
         work = broker.work(model)
-        work.sweep()
+        if work.sweep():
+            work.bell.ring()
         stranded = work.stranded(lambda name: name in dead or name not in broker.gateways)
         expired, marked = work.expired(), work.marked()
         for name in dead:

@@ -31,7 +31,7 @@ class MemoryRequests(MemoryPart):
         data = encode(record)
         for request in over:
             if (ended := self._broker.requests.get(request)) is not None:
-                ended.counts = False
+                ended.reserved_ms = 0
         queued = self._broker.work(record.model).submit(
             RequestRecord.FromString(data),
             data,
@@ -39,6 +39,7 @@ class MemoryRequests(MemoryPart):
             max_concurrency=max_concurrency,
             resume=resume,
             lengths=lengths_of(record.n, resume) if resume is not None else [],
+            reserved_ms=self._broker.reserved_ms(record.deadline_ms),
         )
         self._broker.sign_of_life(record.gateway)
         return queued

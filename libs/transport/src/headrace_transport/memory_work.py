@@ -49,8 +49,8 @@ class Work:
     past: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     marks: dict[int | None, CancelMark] = field(default_factory=dict[int | None, CancelMark])
     """By choice; None is the request's own."""
-    counts: bool = True
-    """Against its key's concurrency, while it has not ended."""
+    reserved_ms: float = inf
+    """Until when it counts against its key's concurrency, unless it ends before, unix ms."""
     last_owner: str | None = None
     """Who finished it."""
     finish: FinishReason | None = None
@@ -108,6 +108,7 @@ class ModelWork:
         max_concurrency: int | None,
         resume: LogEntry | None,
         lengths: list[int],
+        reserved_ms: float = inf,
     ) -> Queued:
         """As ``submit.lua``."""
         known = self._requests.get(record.id)
@@ -129,6 +130,7 @@ class ModelWork:
             log=Stream(self._now_ms),
             lengths=lengths or [0] * record.n,
             begun=resume is not None,
+            reserved_ms=reserved_ms,
         )
         if resume is not None:
             work.log.append(resume)
@@ -300,10 +302,10 @@ class ModelWork:
     def _check_concurrency(self, record: RequestRecord, limit: int | None) -> None:
         if not limit or not record.key_id:
             return
-        key = (record.tenant, record.key_id)
+        key, now = (record.tenant, record.key_id), self._now_ms()
         running = sum(
             work.status != "finished"
-            and work.counts
+            and work.reserved_ms > now
             and (work.record.tenant, work.record.key_id) == key
             for work in self._requests.values()
         )
@@ -311,8 +313,8 @@ class ModelWork:
             raise ConcurrencyExceeded(running=running, limit=limit)
 
     # leases
-    def sweep(self) -> None:
-        """As in ``common.lua``."""
+    def sweep(self) -> bool:
+        """As in ``common.lua``; whether any lease had expired."""
         now = self._now_ms()
         lapsed = [
             work for work in self._mine() if work.owner is not None and work.expires_ms <= now
@@ -320,6 +322,7 @@ class ModelWork:
         for work in sorted(lapsed, key=lambda each: each.expires_ms):
             work.crashes += 1
             self._orphan(work)
+        return bool(lapsed)
 
     def _orphan(self, work: Work) -> None:
         work.status, work.owner, work.last_owner = "queued", None, None
