@@ -34,6 +34,7 @@ async def address(edge: Edge) -> AsyncIterator[tuple[str, int]]:
         access_log=False,
         lifespan="off",
         server_header=False,
+        timeout_graceful_shutdown=1,  # what no longer ends is a test that failed, not one that hangs
     )
     server = QuietServer(config)
     listening = socket.create_server(("127.0.0.1", 0))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import re
 import socket
 import sys
 
 import pytest
 import uvicorn
 from headrace_gateway.http import protocol
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.fake_inference import KEY, MODEL, Step, hello, words
 from support.http_edge import Edge, Wire
 from support.waiting import PATIENCE_S, eventually
@@ -264,3 +268,115 @@ async def test_a_connection_is_read_on_while_few_requests_wait_for_their_turn(ed
     await eventually(lambda: line.said.count(b"HTTP/1.1 200") > protocol.MAX_PIPELINED)
     assert not spoken.flow.read_paused
     spoken.connection_lost(None)
+
+
+async def test_what_waits_in_one_piece_is_bounded_and_all_of_it_answered(edge: Edge) -> None:
+    many = 2_000
+    line, spoken = on_line(edge)
+    spoken.data_received(b"GET / HTTP/1.1\r\n\r\n" * many)
+    assert len(spoken.pipeline) < many // 5
+    assert spoken.flow.read_paused
+    await eventually(lambda: line.said.count(b"HTTP/1.1 401 ") == many)
+    assert not spoken.flow.read_paused
+    spoken.connection_lost(None)
+
+
+CHUNKED = b"Transfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\n"
+
+
+@pytest.mark.parametrize("apart", [False, True])
+async def test_a_trailer_is_no_header(wire: Wire, apart: bool) -> None:
+    await wire.send(UNKEYED + CHUNKED + b"2\r\n{}\r\n0\r\n")
+    if apart:
+        await asyncio.sleep(0.05)
+    await wire.send(f"Authorization: Bearer {KEY}\r\n\r\n".encode())
+    assert (await wire.answer())[0] == 401
+
+
+async def test_trailers_that_come_with_the_head_are_no_headers(edge: Edge) -> None:
+    line, spoken = on_line(edge)
+    trailer = f"Authorization: Bearer {KEY}\r\n\r\n".encode()
+    spoken.data_received(UNKEYED + CHUNKED + b"2\r\n{}\r\n0\r\n" + trailer)
+    await eventually(lambda: b"\r\n\r\n" in line.said)
+    assert line.said.startswith(b"HTTP/1.1 401 ")
+    spoken.connection_lost(None)
+
+
+@pytest.mark.parametrize("body", [b"x\r\n", b"-1\r\n", b"fffffffffffffffff\r\n", b"2\n{}\n0\n\n"])
+async def test_a_body_that_is_no_http_is_told_too(wire: Wire, edge: Edge, body: bytes) -> None:
+    head = completion(stream=False).partition(b"Content-Type")[0]
+    await wire.send(head + CHUNKED + body)
+    status, headers, told = await wire.answer()
+    assert (status, headers["connection"]) == (400, "close")
+    assert json.loads(told)["error"]["code"] == "invalid_request"
+    assert await wire.reader.read() == b""
+    assert not edge.service.calls
+
+
+@pytest.mark.parametrize("apart", [False, True])
+async def test_nothing_is_read_behind_a_tunnel(edge: Edge, apart: bool) -> None:
+    line, spoken = on_line(edge)
+    tunnel = MODELS.replace(b"GET", b"CONNECT")
+    for piece in [tunnel, MODELS] if apart else [tunnel + MODELS]:
+        spoken.data_received(piece)
+    await eventually(lambda: line.closed)
+    assert line.said.startswith(b"HTTP/1.1 405 ")
+    assert line.said.count(b"HTTP/1.1 ") == 1
+    spoken.connection_lost(None)
+
+
+async def test_who_knows_no_chunks_gets_a_stream_that_ends_with_the_connection(
+    edge: Edge, wire: Wire
+) -> None:
+    edge.service.script = hello
+    await wire.send(completion(stream=True).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    status, headers = await wire.head()
+    assert (status, headers["connection"]) == (200, "close")
+    assert "transfer-encoding" not in headers
+    async with asyncio.timeout(PATIENCE_S):
+        told = await wire.reader.read()
+    assert told.startswith((b"id: ", b"data: "))
+    assert told.endswith(b"\n\ndata: [DONE]\n\n")
+
+
+async def test_who_knows_no_chunks_gets_lengths_as_all_do(edge: Edge, wire: Wire) -> None:
+    edge.service.script = hello
+    await wire.send(completion(stream=False).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert b"text_completion" in (await wire.answer())[2]
+
+
+REQUESTS = [
+    MODELS,
+    MODELS.replace(b"Host: x\r\n", UPGRADE),
+    UNKEYED
+    + b"Content-Length: 40\r\n\r\n"
+    + b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+    + b"....",
+    UNKEYED.replace(b"Host: x\r\n", UPGRADE)
+    + b"Transfer-Encoding: chunked\r\n\r\n3\r\n\r\n\r\r\n0\r\nX-T: y\r\n\r\n",
+    b"\r\nHEAD /health/live HTTP/1.1\r\nHost: x\r\n\r\n",
+    MODELS.replace(b"GET", b"CONNECT"),
+    UNKEYED + b"Transfer-Encoding: chunked\r\n\r\nz\r\n",
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    asked=st.lists(st.sampled_from(REQUESTS), min_size=1, max_size=6),
+    cuts=st.lists(st.integers(1, 1_000), max_size=30),
+)
+def test_answers_do_not_depend_on_how_bytes_come(asked: list[bytes], cuts: list[int]) -> None:
+    async def statuses(pieces: list[bytes]) -> list[bytes]:
+        line, spoken = on_line(Edge())
+        for piece in pieces:
+            if not line.closed:
+                spoken.data_received(piece)
+        while spoken.tasks:
+            await asyncio.wait(spoken.tasks)
+        spoken.connection_lost(None)
+        return re.findall(rb"HTTP/1\.1 (\d+)", line.said)
+
+    whole = b"".join(asked)
+    ends = sorted({0, len(whole), *(cut % len(whole) for cut in cuts)})
+    pieces = [whole[a:b] for a, b in itertools.pairwise(ends)]
+    assert asyncio.run(statuses(pieces)) == asyncio.run(statuses([whole]))

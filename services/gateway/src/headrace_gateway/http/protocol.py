@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 import httptools
 from headrace_contracts.codes import Code
 from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace_gateway.http.errors import HttpError, bad_request, error_body
@@ -26,6 +27,10 @@ that, and copies all of it for each piece that comes.
 """
 MAX_PIPELINED: Final = 8
 """Requests that wait for the answer to an earlier one while the connection is still read from."""
+PARSED_BYTES: Final = 4 * 1024
+"""What the parser gets at once. Of a read's bytes each twenty may be a request, and one that waits
+takes kilobytes.
+"""
 _BODY_WRITER: Final = "headrace.body_writer"
 """Our extension of a request's scope."""
 _STATUS_LINES: Final = {
@@ -72,6 +77,39 @@ def body_writer_of(scope: MutableMapping[str, Any]) -> BodyWriter | None:
     return found if isinstance(found, BodyWriter) else None
 
 
+class _Flow(FlowControl):
+    """Reads no more while bytes that came lie unparsed, whoever asks."""
+
+    holds = False
+
+    def resume_reading(self) -> None:
+        if not self.holds:
+            super().resume_reading()
+
+
+def _until_close(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+    """The application for a client that knows no chunks: a body without a length ends with the
+    connection (RFC 9112, 6.1 and 6.3).
+    """
+
+    async def answers(scope: Any, receive: Any, send: Any) -> None:
+        sized = True
+
+        async def send_whole(message: Any) -> None:
+            nonlocal sized
+            if message["type"] == "http.response.start":
+                sized = any(name.lower() == b"content-length" for name, _ in message["headers"])
+                if not sized:
+                    cycle.chunked_encoding = False
+            elif not sized:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_whole)
+
+    return answers
+
+
 class EdgeProtocol(HttpToolsProtocol):
     """uvicorn's protocol with limits that it lacks and errors that SDKs can read."""
 
@@ -80,9 +118,17 @@ class EdgeProtocol(HttpToolsProtocol):
     """Bytes since the parser last made something of them."""
     _answering: RequestResponseCycle | None = None
     """The newest request whose answer may begin; those behind it wait for its end."""
+    _flow: _Flow
+    _unread = b""
+    """Came, and waits until fewer requests do."""
+    _tunnel = False
+    """Whether the last request asked for one: it is refused, and what follows was not meant for us."""
+    _in_head = False
+    """Whether the header fields that come are a head's, not trailers."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._flow = self.flow = _Flow(transport)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -95,28 +141,29 @@ class EdgeProtocol(HttpToolsProtocol):
             answering.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        self._held += len(data)
-        self._read(data)
-        if self._held > MAX_HELD_BYTES and not self.transport.is_closing():
-            self._refuse(
-                HttpError(
-                    Code.INVALID_REQUEST,
-                    f"The headers are larger than {MAX_HELD_BYTES} bytes.",
-                    status=431,
-                )
-            )
+        self._unread += data
+        self._read()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # a trailer is no header: by then the head may have been judged
+            super().on_header(name, value)
 
     def on_message_begin(self) -> None:
         self._held = 0
+        self._in_head = True
         self._await_head()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._held = 0
+        self._in_head = False
         if self._asks_for_upgrade():
             return
         self._head_is_here()
         super().on_headers_complete()
+        if self.scope["method"] == "CONNECT":
+            self.cycle.keep_alive = False
+            self._tunnel = True
         if len(self.pipeline) < MAX_PIPELINED:
             self.flow.resume_reading()  # who has left is seen by reading alone
         scope = cast("MutableMapping[str, Any]", self.scope)
@@ -140,14 +187,41 @@ class EdgeProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.cycle.response_complete and self.cycle.more_body:
             self._await_head()
+        self._read()
 
     def send_400_response(self, msg: str) -> None:
         self._head_is_here()
         self._refuse(bad_request("This is not a valid HTTP request."))
 
-    def _read(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
-        rest = memoryview(data)
+    def _read(self) -> None:
+        """As far as requests may wait; the rest when fewer do."""
+        unread, at = self._unread, 0
+        if unread:
+            self._unset_keepalive_if_required()
+        while at < len(unread) and len(self.pipeline) < MAX_PIPELINED:
+            if self._tunnel or self.transport.is_closing():
+                at = len(unread)
+                break
+            piece = memoryview(unread)[at : at + PARSED_BYTES]
+            at += len(piece)
+            self._held += len(piece)
+            self._parse(piece)
+            if self._held > MAX_HELD_BYTES and not self.transport.is_closing():
+                self._refuse(
+                    HttpError(
+                        Code.INVALID_REQUEST,
+                        f"The headers are larger than {MAX_HELD_BYTES} bytes.",
+                        status=431,
+                    )
+                )
+        self._unread = unread[at:]
+        held, self._flow.holds = self._flow.holds, bool(self._unread)
+        if self._flow.holds:
+            self.flow.pause_reading()
+        elif held and len(self.pipeline) < MAX_PIPELINED:
+            self.flow.resume_reading()
+
+    def _parse(self, rest: memoryview) -> None:
         try:
             while True:
                 try:
@@ -180,6 +254,8 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answering = cycle
+        if cycle.scope["http_version"] < "1.1":
+            app = _until_close(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def _is_answering(self) -> bool:
@@ -214,9 +290,14 @@ class EdgeProtocol(HttpToolsProtocol):
             )
 
     def _refuse(self, error: HttpError) -> None:
-        if self._is_answering():
-            self.transport.close()  # words of ours would stand in the middle of an answer
-            return
+        answering = self._answering
+        if answering is not None and self._is_answering():
+            its_own = answering is self.cycle and answering.more_body
+            if answering.response_started or not its_own:
+                self.transport.close()  # words of ours would stand in the middle of an answer
+                return
+            answering.disconnected = True  # its body is at fault: these words are its answer
+            answering.message_event.set()
         body = error_body(error)
         self.transport.write(
             _STATUS_LINES[error.status]
