@@ -117,9 +117,27 @@ def test_nothing_is_said_of_what_may_leave_out_text(changed: Mapping[str, object
     assert bound(file_of(toy_tokenizers.byte_level(), **changed)) is None
 
 
+@cache
+def swallowing(strip: str, special: bool) -> tuple[Bound, Tokenizer]:
+    data = toy_tokenizers.byte_level([("<e>", special), ("word", False)], **{strip: True})
+    found = bound(data)
+    assert found is not None
+    return found, Tokenizer(data, vocabulary=300)
+
+
+SPACES = "".join(char for char in map(chr, range(sys.maxunicode + 1)) if char.isspace())
+PIECES = st.lists(st.sampled_from(["<e>", "word", "x", "\u8a9e", *SPACES, SPACES]), max_size=30)
+
+
+@given(PIECES.map("".join))
+@pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("strip", ["lstrip", "rstrip"])
-def test_nothing_is_said_where_a_token_swallows_white_space(strip: str) -> None:
-    assert bound(toy_tokenizers.byte_level([("<e>", True)], **{strip: True})) is None
+def test_white_space_that_a_token_may_swallow_does_not_count(
+    strip: str, special: bool, text: str
+) -> None:
+    found, tokenizer = swallowing(strip, special)
+    assert found.tokens(text.encode()) <= len(tokenizer.encode_with_control(text))
+    assert found.tokens(text.encode() + b"x" * 400) >= 100
 
 
 def test_nothing_is_said_where_one_token_stands_for_all_that_is_unknown() -> None:

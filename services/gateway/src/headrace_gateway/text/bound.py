@@ -21,6 +21,10 @@ _UTF8: Final = bytes([*range(0xC0), *range(0xC2, 0xF5)])
 _KEEPING: Final = frozenset({"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split"})
 """What cuts texts and leaves out nothing, but for a ``behavior`` of "Removed"."""
 _SPACE_MARK: Final = "\u2581".encode()
+_SPACES: Final = frozenset(
+    "".join(char for char in map(chr, range(0x3001)) if char.isspace()).encode()
+)
+"""Bytes of all white space: there is none beyond U+3000."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +56,18 @@ def bound_of(spec: Mapping[str, object], table: Sequence[bytes]) -> Bound | None
     if shrinks is None or not all(map(_keeps, parts(spec.get("pre_tokenizer")))):
         return None
     added = [as_map(token) for token in as_list(spec.get("added_tokens"))]
-    if any(token.get(strip) is True for token in added for strip in ("lstrip", "rstrip")):
-        return None  # such a token swallows all white space beside it
+    swallows = any(token.get(strip) is True for token in added for strip in ("lstrip", "rstrip"))
+    spaces = (
+        _SPACES if swallows else frozenset[int]()
+    )  # such a token swallows all that is beside it
     own = set(range(len(table))) - {id_of(token) for token in added}
     missing = bytes(sorted(set(_UTF8) - {table[i][0] for i in own if len(table[i]) == 1}))
     model = as_map(spec.get("model"))
     longest = max(map(len, table), default=0) or 1
     if model.get("type") == "BPE" and kinds(spec.get("pre_tokenizer")) >= {"ByteLevel"}:
-        return Bound(longest, lost=missing, shrinks=shrinks)
+        return Bound(longest, lost=bytes(sorted({*missing, *spaces})), shrinks=shrinks)
     if model.get("byte_fallback") is True and not missing:
-        return Bound(longest, marks=True, shrinks=shrinks)
+        return Bound(longest, lost=bytes(sorted(spaces)), marks=True, shrinks=shrinks)
     return None
 
 
