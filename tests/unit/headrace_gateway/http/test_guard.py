@@ -142,3 +142,10 @@ async def test_other_protocols_are_turned_away(edge: Edge) -> None:
     scope: dict[str, object] = {"type": "websocket", "path": "/v1/models", "headers": []}
     await edge.build()(scope, receive, send)  # pyright: ignore[reportArgumentType]
     assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+async def test_of_two_keys_the_one_that_is_named_as_such_counts(edge: Edge) -> None:
+    async with edge.client() as client:
+        both = {"authorization": "Bearer wrong", "x-api-key": KEY}
+        assert (await client.get("/v1/models", headers=both)).status_code == 401
+        assert edge.auth.seen == [b"wrong"]

@@ -89,6 +89,14 @@ async def test_a_deadline_travels_to_the_engine_as_what_is_left_and_stops_it() -
         await eventually(lambda: closed(it.gateway))
 
 
+async def test_a_deadline_beyond_the_operators_bound_is_kept_by_the_client_alone() -> None:
+    async with served(max_deadline_s=1) as it:
+        call = it.generate(timeout=4, text="x")
+        [claimed] = await it.stack.engine.claim()
+        assert claimed.record.deadline_ms == 0
+        call.cancel()
+
+
 async def test_a_deadline_in_the_queue_frees_its_place() -> None:
     async with served() as it:
         error = await failure_of(it.generate(timeout=0.2, text="x"))
