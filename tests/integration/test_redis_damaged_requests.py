@@ -28,7 +28,18 @@ DAMAGES = [
     *("is n 99999", "is n inf", "is n 0x1f", "is attempt 99999999999", "is attempt 0x1f"),
     *("is slot inf", "is slot 99999999999", "is prompt 1e400", "is prompt -1", "body type"),
     *("member", "field names", "queue type"),
-    *("log entry", "log field", "log type", "mark", "lease", "record", "frame", "fence", "control"),
+    *(
+        "log entry",
+        "log field",
+        "log type",
+        "mark",
+        "mark reason",
+        "lease",
+        "record",
+        "frame",
+        "fence",
+        "control",
+    ),
 ]
 
 ENDLESS = {"state type", "no status", "no gateway", "lease"}
@@ -77,6 +88,8 @@ async def damage(link: Server, name: str, what: str) -> None:
             commands = [("DEL", log), ("SET", log, "x")]
         case ["mark"]:
             commands = [("HSET", keys.cancels(MODEL), name, JUNK)]
+        case ["mark", "reason"]:  # of a newer version, say: a mark names none
+            commands = [("HSET", keys.cancels(MODEL), name, b"\x08\x4d")]
         case ["lease"]:
             commands = [("HSET", keys.leases(MODEL), name, JUNK)]
         case ["record"]:

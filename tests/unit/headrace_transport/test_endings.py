@@ -22,6 +22,8 @@ def test_mark_decides_reason_and_code() -> None:
     assert ending_of(mark(FinishReason.DEADLINE)) == EXPIRED
     # a mark without a reason is a cancel, not an error
     assert ending_of(CancelMark()).reason is FinishReason.CANCELLED
+    of_a_newer_version = CancelMark.FromString(b"\x08\x4d")
+    assert ending_of(of_a_newer_version) == Ending(FinishReason.CANCELLED, Code.CANCELLED)
 
 
 def test_terminal_frame_ends_every_choice_where_it_stands() -> None:

@@ -26,9 +26,19 @@ EXPIRED = Ending(
 )
 
 
+def reason_of(mark: CancelMark) -> FinishReason:
+    """Why a mark ends what it names. A mark carries no version: a reason that is not known here, or
+    none, still says that somebody wants it over.
+    """
+    try:
+        return FinishReason(mark.reason)
+    except ValueError:
+        return FinishReason.CANCELLED
+
+
 def ending_of(mark: CancelMark) -> Ending:
     """What a mark on a whole request makes of it."""
-    reason = FinishReason(mark.reason) if mark.reason else FinishReason.CANCELLED
+    reason = reason_of(mark)
     if reason is FinishReason.DEADLINE:
         return EXPIRED
     return Ending(reason, Code.CANCELLED if reason is FinishReason.CANCELLED else None)

@@ -179,3 +179,15 @@ def test_names_of_gateways_that_have_gone_are_forgotten() -> None:
     assert book.gateway_names[book.gateways[rows_of(book, first)[0]]] == "first"
     middle = rows_of(book, make_held(handle=500))[0]
     assert book.gateway_names[book.gateways[middle]] == "gateway-500"
+
+
+def test_a_row_that_is_told_again_takes_nothing_back() -> None:
+    book, held = RowBook(), make_held()
+    book.add(held, keys_of(held), [0])
+    [row] = rows_of(book, held).tolist()
+    publish(book, row, 0, [1, 2, 3])
+
+    publish(book, row, 0, [1])
+
+    assert book.ends[row] == 3
+    assert book.unlogged(row).tolist() == [1, 2, 3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import pytest
 from headrace_contracts.codes import FinishReason
@@ -14,7 +15,9 @@ from headrace_contracts.pb.queue_pb2 import (
     CancelNudge,
     Control,
     Drain,
+    Frame,
 )
+from headrace_transport.interface import FrameId
 from headrace_transport.memory_broker import MemoryBroker
 from structlog.testing import capture_logs
 from support.fake_engine import IntakeBench, token_of
@@ -113,3 +116,47 @@ async def test_an_attach_to_a_request_that_is_not_here_changes_nothing() -> None
         await asyncio.sleep(0.05)
 
         assert await bench.frames("other") == []
+
+
+async def test_an_attach_from_beyond_what_was_published_is_answered_from_there() -> None:
+    bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
+    async with bench.running():
+        await bench.submit(make_record(max_new_tokens=100, slot=9))
+        await bench.pushed(1)
+        bench.step(2)
+        await eventually(lambda: bench.value("headrace_engine_published_tokens_total") == 2)
+        await bench.gateway.attach("r1", "other", 70, 50)
+        await eventually(lambda: len(bench.broker.out("other")) > 0)
+
+    (frame,) = await bench.frames("other")
+    assert (list(frame.firsts), list(frame.counts)) == ([2], [0])
+
+
+async def test_a_request_that_is_lost_while_its_attach_waits_sends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
+    gate, on_its_way, real = asyncio.Event(), asyncio.Event(), bench.wire.publish
+
+    async def slow(frames: Mapping[str, Frame]) -> Mapping[str, FrameId]:
+        on_its_way.set()
+        await gate.wait()
+        return await real(frames)
+
+    monkeypatch.setattr(bench.wire, "publish", slow)
+    with capture_logs() as logs:
+        async with bench.running():
+            await bench.submit(make_record(max_new_tokens=100, slot=9))
+            await bench.pushed(1)
+            bench.step()
+            await on_its_way.wait()  # a frame is under way, and the attach behind it
+            await bench.gateway.attach("r1", "other", 70, 0)
+            await asyncio.sleep(0.05)
+            await bench.wire.release("m", "engine-1", {"r1": 1})
+            await bench.intake.keeper.renew({"r1": 1})
+            gate.set()
+            await asyncio.sleep(0.05)
+
+    assert bench.value("headrace_engine_requests_let_go_total", why="lost") == 1
+    assert "request.attached" not in [entry["event"] for entry in logs]
+    assert not await bench.frames("other")

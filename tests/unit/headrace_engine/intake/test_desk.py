@@ -117,3 +117,14 @@ def test_a_mark_for_a_choice_that_has_ended_changes_nothing() -> None:
     bench.desk.cancel_marked("r1", [mark(1)])
 
     assert bench.fake.cancels == []
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\x08\x4d"], ids=["empty", "unknown reason"])
+def test_a_mark_whose_reason_is_not_known_here_is_a_cancel(damaged: bytes) -> None:
+    bench = DeskBench()
+    held = make_held()
+    bench.take(held)
+
+    bench.desk.cancel_marked("r1", [CancelMark.FromString(damaged)])
+
+    assert bench.fake.cancels == [Cancel(held.handle, FinishReason.CANCELLED, None)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from headrace_engine.intake.lease import Progress
 from headrace_transport.memory_broker import MemoryBroker
@@ -92,6 +94,19 @@ async def test_what_is_being_finished_is_not_lost_by_a_renewal_that_crosses_it()
 
     assert bench.value("headrace_engine_requests_let_go_total", why="lost") <= 1
     assert bench.value("headrace_engine_requests_finished_total", reason="length") == 0
+
+
+async def test_a_renewal_that_crosses_a_new_claim_loses_nothing_of_it() -> None:
+    bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
+    await bench.submit(make_record(max_new_tokens=100))
+    async with bench.running():
+        await bench.pushed(1)
+        # It names an attempt before the one that is held: lost is only that.
+        await bench.intake.keeper.renew({"r1": 0})
+        await asyncio.sleep(0)
+
+        assert bench.value("headrace_engine_requests_let_go_total", why="lost") == 0
+        assert bench.intake.state().held == 1
 
 
 async def test_the_process_says_what_it_is_and_how_loaded() -> None:

@@ -32,6 +32,20 @@ class Wire(MemoryGatewayWire):
         return True
 
 
+class Held(Wire):
+    """Each mark waits for a gate of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates: list[asyncio.Event] = []
+
+    async def cancel(self, model: str, request: str, mark: CancelMark) -> bool:
+        gate = asyncio.Event()
+        self.gates.append(gate)
+        await gate.wait()
+        return await super().cancel(model, request, mark)
+
+
 async def settle() -> None:
     """Lets spawned jobs run."""
     for _ in range(5):
@@ -80,6 +94,25 @@ async def test_one_can_wait_until_a_mark_is_sent_but_not_for_ever() -> None:
         cancels.ask("m", "r", FinishReason.CANCELLED, cause="request")
         await cancels.sent(["r"], timeout_s=5)  # put off: no reason to wait any longer
         assert cancels.pending == 1
+
+
+async def test_who_waits_for_a_mark_waits_for_the_newest() -> None:
+    wire = Held()
+    async with Tasks() as tasks:
+        cancels = Cancels(wire, tasks, GatewayMetrics(Registry("gateway")))
+        cancels.ask("m", "r", FinishReason.STOP, cause="stop_string", choice=0)
+        await settle()
+        cancels.ask("m", "r", FinishReason.CANCELLED, cause="request")
+        await settle()
+        first, second = wire.gates
+        first.set()
+        await settle()
+        waiting = asyncio.create_task(cancels.sent(["r"], timeout_s=5))
+        await settle()
+        assert not waiting.done()
+        second.set()
+        await waiting
+    assert len(wire.marks) == 2
 
 
 async def test_marks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from headrace_contracts.pb.queue_pb2 import ModelCard
 from headrace_gateway.errors import BackendUnavailable, Internal, ModelNotFound, NoEngine
-from headrace_gateway.inference.catalog import Catalog
+from headrace_gateway.inference.catalog import LOST_CARD_S, Catalog
 from headrace_gateway.text.pipeline import TextPipeline
 from headrace_transport.interface import EngineInfo
 from headrace_transport.memory import MemoryEngineWire, MemoryGatewayWire
@@ -88,6 +88,16 @@ async def test_text_handling_is_built_once_and_again_only_when_its_files_change(
     await shop.catalog.model("a")
     assert shop.built == ["a", "a"]
     assert first.card.weights_version == "w2"
+
+
+async def test_what_was_built_of_a_model_that_went_away_is_not_kept() -> None:
+    shop = Shop(cache_s=0)
+    await shop.put(toy_card("a"))
+    await shop.catalog.model("a")
+    shop.broker.flush()
+    shop.clock.advance(LOST_CARD_S + 1)
+    assert not await shop.catalog.cards()
+    assert shop.catalog.empty
 
 
 async def test_a_fingerprint_changes_with_the_weights_and_their_precision() -> None:

@@ -212,6 +212,16 @@ async def test_what_is_young_is_not_trimmed_even_when_it_is_logged() -> None:
     assert len(await box.wire.read_out("g1", FIRST_FRAME, block_ms=0)) == 1
 
 
+async def test_what_was_not_read_is_not_trimmed_however_old_it_is() -> None:
+    box = Box()
+    a = box.open("a")
+    await box.wire.beat_gateway("g1", ttl_ms=600_000)
+    await box.engine.publish({"g1": frame([a.record.slot], ["x"], logged=1)})
+    box.clock.advance(60)
+    await box.inbox.trim(age_s=30)
+    assert len(await box.wire.read_out("g1", FIRST_FRAME, block_ms=0)) == 1
+
+
 async def test_an_outage_is_waited_out_and_told_once() -> None:
     box = Box()
     a = box.open("a")

@@ -15,7 +15,7 @@ from headrace_gateway.inference.once import GRACE_S, Once, once_key
 from headrace_transport.memory import MemoryGatewayWire
 from headrace_transport.memory_broker import MemoryBroker
 from support.clock import FakeClock
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from support.wire import Gateway, LateCancel, Stack, call, read, texts
 
 STOP, LENGTH, ERROR = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR
@@ -308,3 +308,37 @@ async def test_a_name_whose_value_is_damaged_is_free() -> None:
     assert made.once is not None
     await wire.bind_once("acme", "key1", made.once.name, "junk", ttl_ms=60_000)
     assert await Once(wire, cancelled=lambda _: False).hold(made, made.once) is None
+
+
+class LateBinding(MemoryGatewayWire):
+    """From the second on, a binding stays on its way."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.bound = 0
+        self.on_its_way = asyncio.Event()
+
+    async def bind_once(
+        self, tenant: str, key_id: str, digest: str, value: str, *, ttl_ms: int, instead: str = ""
+    ) -> str:
+        self.bound += 1
+        if self.bound > 1:
+            self.on_its_way.set()
+            await asyncio.Event().wait()
+        return await super().bind_once(
+            tenant, key_id, digest, value, ttl_ms=ttl_ms, instead=instead
+        )
+
+
+async def test_who_goes_while_its_key_is_being_kept_leaves_no_reader() -> None:
+    stack = Stack()
+    wire = LateBinding(stack.broker)
+    gateway = Gateway(wire)
+    async with gateway.running() as service:
+        await stack.engine.appear()
+        starting = asyncio.create_task(service.start(again("cmpl-1")))
+        await asyncio.wait_for(wire.on_its_way.wait(), PATIENCE_S)
+        starting.cancel()
+        await asyncio.wait([starting])
+        assert starting.cancelled()
+        assert gateway.value("headrace_gateway_streams_open") == 0

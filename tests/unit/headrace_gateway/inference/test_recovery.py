@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 from headrace_contracts.codes import Code, FinishReason
-from headrace_contracts.pb.queue_pb2 import LogEntry, RowLogprobs
+from headrace_contracts.limits import WIRE_VERSION
+from headrace_contracts.pb.queue_pb2 import LogEntry, RowFinish, RowLogprobs
 from headrace_gateway.errors import BackendUnavailable, EngineFailed, Internal, NoEngine
 from headrace_gateway.inference.calls import Delta, SamplingCall
 from headrace_transport.errors import CommandFailed
-from headrace_transport.interface import EngineInfo
+from headrace_transport.interface import EngineInfo, RequestState
 from headrace_transport.memory import MemoryGatewayWire
 from headrace_transport.memory_broker import MemoryBroker
 from support.clock import FakeClock, passing
@@ -314,3 +315,48 @@ async def test_a_gateway_whose_clock_is_wrong_ends_no_stream_that_is_silent() ->
         await stack.engine.say(claimed, "b", finish=LENGTH)
         assert texts(await read(running)) == {0: "b"}
         await running.aclose()
+
+
+@pytest.mark.parametrize("damaged", ["columns", "reason"])
+async def test_a_log_that_makes_no_sense_ends_its_stream_with_an_error(damaged: str) -> None:
+    stack = Stack()
+    async with stack.claimed(stack.gateway()) as (_, running, claimed):
+        entry = LogEntry(version=WIRE_VERSION, attempt=1, choices=[0], firsts=[0], counts=[0])
+        if damaged == "columns":
+            entry.counts.append(1)
+        else:
+            entry.finishes.append(RowFinish.FromString(b"\x10\x4d"))
+        stack.broker.requests[claimed.record.id].log.append(entry)
+        with pytest.raises(Internal):
+            await read(running)
+        await running.aclose()
+
+
+class ForgetsOnce(MemoryGatewayWire):
+    """Once, the server says that it does not know a request, as a replica that lags behind does."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.forgets = 0
+
+    async def request_state(self, request: str) -> RequestState | None:
+        if self.forgets:
+            self.forgets -= 1
+            return None
+        return await super().request_state(request)
+
+
+async def test_a_request_that_was_only_said_to_be_lost_goes_on_where_it_runs() -> None:
+    stack = Stack()
+    wire = ForgetsOnce(stack.broker)
+    gateway = Gateway(wire, silence_check_s=0.1)
+    async with stack.claimed(gateway) as (_, running, claimed):
+        await stack.engine.say(claimed, "ab")
+        await read(running, until=1)
+        wire.forgets = 1
+        await eventually(lambda: recovered(gateway, "resubmitted"))
+        await stack.engine.say(claimed, "cd", finish=LENGTH)
+        events = await read(running)
+        await running.aclose()
+    assert (texts(events), finishes(events)) == ({0: "cd"}, {0: LENGTH})
+    assert gateway.value("headrace_gateway_stale_rows_total", kind="fenced") == 0

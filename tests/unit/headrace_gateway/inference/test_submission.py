@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from headrace_gateway.errors import QueueFull, RateLimitExceeded
+from headrace_contracts.pb.queue_pb2 import LogEntry, RequestRecord
+from headrace_gateway.errors import BackendUnavailable, QueueFull, RateLimitExceeded
+from headrace_transport.errors import TransportUnavailable
+from headrace_transport.interface import Queued
+from headrace_transport.memory import MemoryGatewayWire
 from support.waiting import eventually
-from support.wire import CALLER, Stack, call
+from support.wire import CALLER, Gateway, Stack, call
 
 
 async def test_a_keys_concurrency_is_bounded() -> None:
@@ -30,3 +35,34 @@ async def test_where_the_second_prompt_finds_no_room_the_first_does_not_stay_que
             await service.start(call("one", "two"))
         await eventually(stack.queue_is_empty)
     assert caught.value.retry_after_s
+
+
+class LostAnswer(MemoryGatewayWire):
+    """What is submitted is queued, but its answer does not arrive."""
+
+    async def submit(
+        self,
+        record: RequestRecord,
+        *,
+        max_queued: int,
+        max_concurrency: int | None = None,
+        over: Sequence[str] = (),
+        resume: LogEntry | None = None,
+    ) -> Queued:
+        await super().submit(
+            record,
+            max_queued=max_queued,
+            max_concurrency=max_concurrency,
+            over=over,
+            resume=resume,
+        )
+        raise TransportUnavailable("the connection broke")
+
+
+async def test_what_may_have_been_queued_when_the_server_went_away_is_cancelled() -> None:
+    stack = Stack()
+    async with Gateway(LostAnswer(stack.broker)).running() as service:
+        await stack.engine.appear()
+        with pytest.raises(BackendUnavailable):
+            await service.start(call("x"))
+        await eventually(stack.queue_is_empty)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import pytest
 from headrace_contracts.codes import FinishReason
+from headrace_contracts.pb.queue_pb2 import LogEntry
+from headrace_gateway.errors import BackendUnavailable
 from headrace_gateway.inference.running import Running
 from headrace_gateway.inference.service import TICK_S, InferenceService
 from headrace_kit.clock import Clock
+from headrace_transport.errors import TransportUnavailable
 from headrace_transport.interface import Claimed, RequestState
 from headrace_transport.memory import MemoryGatewayWire
 from headrace_transport.memory_broker import MemoryBroker
@@ -123,6 +127,31 @@ async def test_a_stream_that_went_elsewhere_while_it_is_taken_back_is_taken_up()
         await at.stack.engine.say(at.claimed, "cd", finish=LENGTH)
         assert texts(await read(again)) == {0: "abcd"}
         await again.aclose()
+
+
+class NoLog(MemoryGatewayWire):
+    """The server goes away once it has said who has a request."""
+
+    asked = 0
+
+    async def read_log(self, request: str, after: str = "0-0") -> Sequence[tuple[str, LogEntry]]:
+        self.asked += 1
+        raise TransportUnavailable("away")
+
+
+async def test_a_call_that_cannot_be_taken_up_leaves_nothing_behind() -> None:
+    stack = Stack()
+    wire = NoLog(stack.broker)
+    async with stack.claimed(stack.gateway()) as (_, running, _):
+        other = Gateway(wire, name="gateway-b", silence_check_s=0.1)
+        async with other.running() as there:
+            for _ in range(3):
+                with pytest.raises(BackendUnavailable):
+                    await there.resume("cmpl-1", "", CALLER)
+            asked = wire.asked
+            await asyncio.sleep(4 * TICK_S)
+            assert wire.asked == asked, "nobody looks after what was not taken up"
+        await running.aclose()
 
 
 async def closed(gateway: Gateway) -> bool:

@@ -16,6 +16,7 @@ from typing import Protocol
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.pb.queue_pb2 import CancelMark
 from headrace_kit.log import get_logger
+from headrace_transport.endings import reason_of
 
 from headrace_engine.intake.book import RowBook
 from headrace_engine.intake.columns import row_key
@@ -81,7 +82,7 @@ class Desk:
         for mark in marks:
             choice = mark.choice if mark.HasField("choice") else None
             if choice not in held.ends:
-                self._door.cancel(Cancel(held.handle, FinishReason(mark.reason), choice))
+                self._door.cancel(Cancel(held.handle, reason_of(mark), choice))
 
     def let_go(self, held: Held, why: LetGo) -> None:
         """Forgets a request that has not ended, and stops the engine's work on it, silently."""

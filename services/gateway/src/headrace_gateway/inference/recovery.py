@@ -168,6 +168,12 @@ class Recovery:
         except CommandFailed as error:  # damaged: asking again would not help
             log.error("request.unreadable", id=session.id, reason=str(error))
             self._fail(session, Internal("What is kept of this request cannot be read."))
+        except TransportUnavailable:
+            raise
+        except Exception:
+            # The boundary of one request: what broke here would break at the next look too.
+            log.exception("request.mend_failed", id=session.id)
+            self._fail(session, Internal("The answer could not be put together."))
         finally:
             self._mending.discard(session.id)
             if not self._mending:

@@ -274,7 +274,11 @@ class InferenceService:
         except BaseException:
             await self._once.let_go(call, key)
             raise
-        await self._once.keep(call, key)
+        try:
+            await self._once.keep(call, key)
+        except BaseException:  # cancelled: nobody else would close it
+            await running.aclose()
+            raise
         return running
 
     async def resume(
