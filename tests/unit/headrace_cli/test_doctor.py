@@ -107,7 +107,7 @@ async def test_servers_that_settings_name_are_asked_each_once_without_telling_pa
     assert (found.verdict, found.what) == ("wrong", "server redis://***@127.0.0.1:1/0")
     assert "hush" not in repr(found)
     found = only(await doctor.configured_servers({"HEADRACE_GATEWAY_REDIS_URL": other}))
-    assert "not understood" in found.fact
+    assert "does not begin with redis://" in found.fact
 
 
 async def test_everything_is_looked_at_and_the_verdict_is_the_worst(

@@ -81,6 +81,18 @@ async def test_tls_checks_the_server_against_the_authority_given(tmp_path: Path)
     assert context.cert_reqs.name == "CERT_REQUIRED"
 
 
+@pytest.mark.parametrize(
+    "url", ["REDISS://h:1/0", " rediss://h:1/0", "rediss://h:1/0\n", "redis\ts://h:1/0"]
+)
+async def test_no_spelling_of_rediss_does_without_tls(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace_transport.address._resolve", _known)
+    connection = await connection_of(address(url))
+    assert isinstance(connection, SSLConnection)
+    assert (connection.host, connection.port) == ("h", 1)
+
+
 async def test_sentinels_are_several_addresses_and_a_name() -> None:
     made = address("redis+sentinel://me@a:1,[::1]:2/primary/4")
     assert made.moves
@@ -97,6 +109,8 @@ async def test_sentinels_are_several_addresses_and_a_name() -> None:
         "redis+sentinel://a:0/primary",
         "redis+sentinel://a:1,/primary",
         "redis+sentinel://a:1/primary/x",
+        "redis+sentinel://a:1/primary?db=1",
+        "redis+sentinel://:pass/word@a:1/1",
         "redis-sentinel://a:1/primary",
         "unix:///run/redis.sock",
         "redis://",
@@ -116,6 +130,27 @@ def test_what_names_no_server_is_refused_with_a_remedy(url: str) -> None:
     with pytest.raises(ServerUnsuitable, match=r"redis_url.*write redis://") as refused:
         address(url)
     assert "pass" not in refused.value.reason
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("redis://host:1/0?db=1", "options behind a ? or #, which are not read: the database"),
+        ("redis+sentinel://a:1/primary?db=1", "options behind a ? or #"),
+        ("unix:///run/redis.sock", "names a Unix socket"),
+        ("valkey://host:1", "does not begin with redis:// or rediss://"),
+        ("host:1", "does not begin with redis:// or rediss://"),
+        ("redis://", "names no host"),
+        ("redis://:1", "names no host and port"),
+        ("redis://host/x", "has a path that is no database's number"),
+        ("redis+sentinel://me:pass@a:1/primary", "set the redis_password secret"),
+    ],
+)
+def test_what_is_wrong_with_a_url_is_told(url: str, reason: str) -> None:
+    with pytest.raises(ServerUnsuitable) as refused:
+        address(url)
+    assert refused.value.reason.startswith("redis_url ")
+    assert reason in refused.value.reason
 
 
 def test_certificates_that_do_nothing_or_are_not_there_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from redis import exceptions
 from redis.asyncio import connection as redis_connection
@@ -26,9 +26,10 @@ from headrace_transport.errors import ServerUnsuitable
 from headrace_transport.options import WireOptions
 
 _SENTINELS: Final = re.compile(
-    r"redis(?P<tls>s?)\+sentinel://(?:(?P<user>[^@/:]*)@)?(?P<nodes>[^@/]+)"
-    r"/(?P<service>[^/]+)(?:/(?P<db>\d+))?/?"
+    r"rediss?\+sentinel://(?:(?P<user>[^@/:]*)@)?(?P<nodes>[^@/]+)"
+    r"/(?P<service>[^@/?#]+)(?:/(?P<db>[0-9]{1,9}))?/?"
 )
+_SCHEMES: Final = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
 _PORT: Final = 6379
 _DB: Final = re.compile(r"(?:/[0-9]{0,9}/?)?")
 """Path of a URL."""
@@ -98,6 +99,7 @@ class Address:
 
     def __init__(self, url: str, access: Access, options: WireOptions) -> None:
         """Connects nothing yet. Raises ``ServerUnsuitable`` for what names no server."""
+        url = _with_plain_scheme(url)
         self._options = options
         self._sentinel: Sentinel | None = None
         self._service = ""
@@ -196,21 +198,49 @@ async def _resolve(host: str, port: int) -> None:
         raise OSError(f"{host} is no host's name: {error}") from error
 
 
+def _with_plain_scheme(url: str) -> str:
+    """As ``urlsplit`` reads it, to which case, and white space around a URL or tabs and line ends in
+    it, mean nothing: whether there is TLS must not hang on them.
+    """
+    scheme, colon, rest = re.sub(r"[\t\r\n]", "", url.strip()).partition(":")
+    return scheme.lower() + colon + rest
+
+
 def _parsed(url: str) -> dict[str, Any]:
     """redis-py's arguments. It passes over what it does not understand, which is refused here, in
     words of our own: its may repeat a part of a password.
     """
     try:
         parts = urlsplit(url)
-        there = bool(parts.hostname) and parts.port != 0
-        parsed = dict(redis_connection.parse_url(url))
+        wrong = _wrong(parts)
+        parsed = dict(redis_connection.parse_url(url)) if wrong is None else {}
     except ValueError:
         raise ServerUnsuitable("redis_url is not understood", _REMEDY) from None
-    more = parts.query or parts.fragment or not _DB.fullmatch(parts.path)
-    if parts.scheme not in ("redis", "rediss") or not there or more:
-        raise ServerUnsuitable("redis_url is not understood", _REMEDY)
+    if wrong is not None:
+        raise ServerUnsuitable(f"redis_url {wrong}", _REMEDY)
     parsed.pop("connection_class", None)
     return cast("dict[str, Any]", parsed)
+
+
+def _wrong(parts: SplitResult) -> str | None:
+    """What is wrong with a URL of one server, or with one of sentinels that was not understood."""
+    if parts.scheme == "unix":
+        return "names a Unix socket: a server is reached over TCP"
+    if parts.scheme not in _SCHEMES:
+        return "does not begin with redis:// or rediss://"
+    if not parts.netloc.rpartition("@")[2]:
+        return "names no host"
+    if parts.query or parts.fragment:
+        return "has options behind a ? or #, which are not read: the database belongs into the path"
+    if parts.scheme.endswith("+sentinel"):
+        if parts.password is not None:
+            return "has a password, which sentinels' URLs do not: set the redis_password secret"
+        return "is not understood"
+    if not parts.hostname or parts.port == 0:
+        return "names no host and port"
+    if not _DB.fullmatch(parts.path):
+        return "has a path that is no database's number"
+    return None
 
 
 def _nodes(text: str) -> list[tuple[str, int]]:
