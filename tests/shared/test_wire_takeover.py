@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from headrace_contracts.codes import FinishReason
+import pytest
+from headrace_contracts.codes import Code, FinishReason
 from headrace_contracts.pb.queue_pb2 import Fence, Frame, LogEntry, RowFinish, RowLogprobs, Usage
 from headrace_transport.interface import FIRST_FRAME, EngineWire, GatewayWire, OutEntry
 from support.wires import (
@@ -374,3 +375,72 @@ async def test_one_engine_at_a_time_empties_itself_for_a_suspect(wires: Wires) -
     assert await claim(first, "busy-1") == {}
     assert set(await claim(second, "busy-2")) == {"c"}
     assert await claim(first, "busy-1") == {}
+
+
+# logs and frames that make no sense
+def lone_end(reason: int, *, row: int = 0) -> LogEntry:
+    """A log entry of one token that ends its choice."""
+    made = entry([7])
+    made.finishes.append(RowFinish(row=row, reason=reason))  # type: ignore[arg-type]
+    return made
+
+
+@pytest.mark.parametrize(
+    "senseless",
+    [
+        lone_end(0),
+        lone_end(77),
+        lone_end(FinishReason.STOP, row=9),
+        entry([7], frame_id="x-y"),
+        entry([7], frame_id="9" * 20),
+        LogEntry(version=1, attempt=1, choices=[0], firsts=[0], counts=[2], tokens=[7]),
+    ],
+)
+async def test_a_log_that_makes_no_sense_ends_its_request_alone(
+    wires: Wires, senseless: LogEntry
+) -> None:
+    gateway, engine, successor = await begun(wires)
+    await engine.append_log("e-1", "r1", 1, senseless)
+    await gateway.submit(record("r2", slot=20), max_queued=9)
+    await wires.pass_ms(2 * SHORT_MS)
+
+    assert set(await claim(successor, "e-2")) == {"r2"}
+
+    state = await gateway.request_state("r1")
+    assert state is not None
+    assert state.finish is FinishReason.ERROR
+    read = await gateway.read_out(GATEWAY, FIRST_FRAME, block_ms=1)
+    told = [end for each in read if isinstance(each.item, Frame) for end in each.item.finishes]
+    assert [end.code for end in told] == [Code.INTERNAL]
+    assert gateway.damaged.counts["log"] + successor.damaged.counts["log"] == 1
+
+
+@pytest.mark.parametrize(
+    "senseless",
+    [
+        Frame(version=1, slots=[10, 11], attempts=[1], firsts=[0], counts=[1], tokens=[7]),
+        Frame(version=1, slots=[10], attempts=[1], firsts=[0], tokens=[7]),
+        Frame(version=1, slots=[10], attempts=[1], firsts=[0], counts=[2], tokens=[7]),
+        Frame(version=1, slots=[10], attempts=[1], firsts=[0], counts=[1], tokens=[7, 7]),
+    ],
+)
+async def test_a_frame_that_makes_no_sense_is_believed_by_neither_end(
+    wires: Wires, senseless: Frame
+) -> None:
+    gateway, engine, successor = await begun(wires)
+    await engine.publish({GATEWAY: senseless})
+    [read] = await gateway.read_out(GATEWAY, FIRST_FRAME, block_ms=1)
+    assert read.item is None
+    await wires.pass_ms(2 * SHORT_MS)
+    taken = (await claim(successor, "e-2"))["r1"]
+    assert list(taken.delivered[0]) == []
+
+
+async def test_an_end_for_an_unknown_reason_is_none(wires: Wires) -> None:
+    _, engine, successor = await begun(wires)
+    end = RowFinish(row=0, reason=77)  # type: ignore[arg-type]
+    await engine.publish({GATEWAY: frame([7], finish=end)})
+    await wires.pass_ms(2 * SHORT_MS)
+    taken = (await claim(successor, "e-2"))["r1"]
+    assert list(taken.delivered[0]) == [7]
+    assert not taken.ended

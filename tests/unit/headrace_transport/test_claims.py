@@ -10,6 +10,7 @@ from headrace_contracts.codes import Code, FinishReason
 from headrace_contracts.pb.queue_pb2 import CancelMark, Fence, Frame, LogEntry, Usage
 from headrace_transport.claims import Claims, Taken
 from headrace_transport.damaged import Damaged
+from headrace_transport.endings import Ending, finish_row
 from headrace_transport.errors import TransportUnavailable
 from headrace_transport.foreign import Foreign
 from headrace_transport.interface import FrameId, Logged, OutEntry, Renewed, Settled
@@ -46,6 +47,7 @@ class Steps:
         self.credits: list[int] = []
         self.fail_at: str | None = None
         self.lost: set[str] = set()
+        self.log: list[LogEntry] = []
 
     def _call(self, name: str) -> None:
         if self.fail_at == name:
@@ -71,7 +73,7 @@ class Steps:
 
     async def log_of(self, request: str) -> Sequence[LogEntry]:
         self._call("log")
-        return []
+        return self.log
 
     async def frames_of(
         self, gateway: str, after: FrameId, before: FrameId | None
@@ -140,6 +142,16 @@ async def test_gateway_is_told_before_the_request_is_finished(
     assert await claimed(steps) == ["r2"]
     assert steps.calls == ["take", "post", "finish", "take"]
     assert steps.reasons == [reason]
+
+
+async def test_a_request_whose_choices_had_all_ended_ends_as_the_worst_of_them() -> None:
+    steps = Steps([replace(taken(), n=2, begun=True, record=encode(record("r1", n=2)))])
+    done = LogEntry(version=1, attempt=1, choices=[0, 1], firsts=[0, 0], counts=[0, 0])
+    for row, reason in enumerate((FinishReason.STOP, FinishReason.ERROR)):
+        done.finishes.append(finish_row(row, Ending(reason), Usage()))
+    steps.log = [done]
+    assert await claimed(steps) == []
+    assert steps.reasons == [FinishReason.ERROR]
 
 
 @pytest.mark.parametrize(

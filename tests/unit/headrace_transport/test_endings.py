@@ -12,6 +12,7 @@ from headrace_transport.endings import (
     terminal_entry,
     terminal_frame,
     total_usage,
+    worst,
 )
 from support.wires import mark
 
@@ -57,3 +58,16 @@ def test_usage_counts_the_prompt_once() -> None:
     assert total_usage(rows, prompt_tokens=9) == Usage(
         prompt_tokens=9, completion_tokens=6, cached_tokens=8, preemptions=1, decode_us=11
     )
+
+
+def test_the_worst_of_several_reasons_is_an_error_before_a_cancel_before_an_end() -> None:
+    rising = [
+        FinishReason.STOP,
+        FinishReason.LENGTH,
+        FinishReason.DEADLINE,
+        FinishReason.CANCELLED,
+        FinishReason.ERROR,
+    ]
+    assert sorted(FinishReason) == sorted(rising)
+    for i, reason in enumerate(rising):
+        assert worst([reason, *rising[:i]]) is reason

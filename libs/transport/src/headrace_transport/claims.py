@@ -24,6 +24,7 @@ from headrace_transport.endings import (
     terminal_entry,
     terminal_frame,
     total_usage,
+    worst,
 )
 from headrace_transport.foreign import Foreign
 from headrace_transport.interface import (
@@ -285,7 +286,7 @@ class Claims:
                 taken.id,
                 taken.attempt,
                 entry=LogEntry(),
-                reason=FinishReason(finishes[0].reason),
+                reason=worst(FinishReason(finish.reason) for finish in finishes),
                 usage=total_usage(finishes, prompt_tokens=taken.prompt_tokens),
             )
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from headrace_contracts.codes import Code, FinishReason
@@ -42,6 +42,20 @@ def ending_of(mark: CancelMark) -> Ending:
     if reason is FinishReason.DEADLINE:
         return EXPIRED
     return Ending(reason, Code.CANCELLED if reason is FinishReason.CANCELLED else None)
+
+
+_SEVERITY = (
+    FinishReason.STOP,
+    FinishReason.LENGTH,
+    FinishReason.DEADLINE,
+    FinishReason.CANCELLED,
+    FinishReason.ERROR,
+)
+
+
+def worst(reasons: Iterable[FinishReason]) -> FinishReason:
+    """One reason for what has several choices: an error before a cancel before an end."""
+    return max(reasons, key=_SEVERITY.index)
 
 
 def finish_row(row: int, ending: Ending, usage: Usage) -> RowFinish:

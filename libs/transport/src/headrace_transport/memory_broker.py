@@ -28,6 +28,7 @@ from headrace_transport.memory_work import ModelWork, Work
 from headrace_transport.names import check_model
 from headrace_transport.options import WireOptions
 from headrace_transport.rates import Buckets
+from headrace_transport.replies import decoded
 
 _DEFAULTS = WireOptions()
 _SYSTEM = SystemClock()
@@ -147,7 +148,8 @@ class MemoryBroker:
         if gateway not in self.gateways:
             return None
         # a copy: the caller may fill the same message again
-        copy = type(item).FromString(item.SerializeToString())
+        data = item.SerializeToString()
+        copy = decoded(Frame, data) if isinstance(item, Frame) else decoded(Fence, data)
         return FrameId(self.out(gateway).append(copy))
 
     def cancel(self, model: str, request: str, mark: CancelMark) -> bool:

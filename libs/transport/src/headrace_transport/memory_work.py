@@ -20,6 +20,7 @@ from headrace_transport.claims import Taken
 from headrace_transport.errors import ConcurrencyExceeded, QueueFull, RequestConflict
 from headrace_transport.interface import MAX_AHEAD, Logged, Queued
 from headrace_transport.memory_streams import Bell, Stream
+from headrace_transport.replies import decoded
 
 
 @dataclass(slots=True)
@@ -281,7 +282,7 @@ class ModelWork:
         if not work.is_of(engine, attempt):
             return False
         if entry.choices:
-            work.log.append(LogEntry.FromString(entry.SerializeToString()))
+            work.log.append(decoded(LogEntry, entry.SerializeToString()))
         self.end(work, reason, usage)
         generated = usage.completion_tokens * GENERATED_WEIGHT
         self._charge(work.record.band, work.record.tenant, generated)
@@ -441,6 +442,6 @@ def append_log(work: Work | None, engine: str, attempt: int, entry: LogEntry) ->
         if choice >= len(grown) or grown[choice] != first:
             return Logged(ours=True, lengths=work.lengths)
         grown[choice] = first + count
-    work.log.append(LogEntry.FromString(entry.SerializeToString()))
+    work.log.append(decoded(LogEntry, entry.SerializeToString()))
     work.lengths = grown
     return Logged(ours=True, lengths=grown)

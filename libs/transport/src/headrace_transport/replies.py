@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from headrace_contracts.limits import MAX_CHOICES
 from headrace_contracts.pb.queue_pb2 import Control, Fence, Frame, LogEntry, RequestRecord
 
+from headrace_transport.columns import columns_fit
 from headrace_transport.errors import CommandFailed
 
 Reply: TypeAlias = "bytes | int | float | list[Reply] | None"
@@ -35,13 +36,15 @@ def given(reply: Reply | CommandFailed) -> Reply:
 
 
 def decoded(message: type[Versioned], data: bytes) -> Versioned:
-    """A record; an empty one, of version 0, where it cannot be decoded: whoever asks whether it is of
-    our version refuses it, and counts it as damaged.
+    """A record; an empty one, of version 0, where it cannot be decoded, or its columns do not fit each
+    other: whoever asks whether it is of our version refuses it, and counts it as damaged.
     """
     try:
-        return message.FromString(data)
+        record = message.FromString(data)
     except DecodeError:
         return message()
+    fit = columns_fit(record) if isinstance(record, Frame | LogEntry) else True
+    return record if fit else message()
 
 
 def as_int(reply: Reply) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import Fence, Frame, LogEntry, RowFinish
 
+from headrace_transport.columns import REASONS
 from headrace_transport.interface import FIRST_FRAME, FrameId, OutEntry
 
 
@@ -105,7 +106,7 @@ def _add_frame(found: Delivered, frame: Frame, slots: range, attempts: range) ->
             rows[row] = choice
         at += count
     for finish in frame.finishes:
-        if finish.row in rows:
+        if finish.row in rows and finish.reason in REASONS:  # its reader believes no other either
             found.ends.setdefault(rows[finish.row], finish)
 
 

@@ -13,7 +13,6 @@ from headrace_engine.intake.publisher_frames import (
     log_entry,
     row_finish,
     usage_message,
-    worst,
 )
 from headrace_engine.state.outputs import RowEnd, RowLogprobs, RowStarted, SequenceUsage
 from support.held import make_held
@@ -156,9 +155,3 @@ def test_choices_share_the_prompt_and_add_their_output() -> None:
 
     assert (total.prompt_tokens, total.completion_tokens, total.cached_tokens) == (3, 4, 1)
     assert (total.decode_us, total.preemptions) == (2_000_000, 2)
-
-
-def test_an_error_outweighs_what_other_choices_ended_with() -> None:
-    assert worst([FinishReason.STOP, FinishReason.LENGTH]) is FinishReason.LENGTH
-    assert worst([FinishReason.CANCELLED, FinishReason.STOP]) is FinishReason.CANCELLED
-    assert worst([FinishReason.ERROR, FinishReason.CANCELLED]) is FinishReason.ERROR

@@ -139,15 +139,6 @@ def test_a_fence_counts_only_for_the_request_that_has_its_slot() -> None:
     assert text(a) == ""
 
 
-def test_a_frame_that_makes_no_sense_changes_nothing() -> None:
-    box = Box()
-    a = box.open("a")
-    made = frame([a.record.slot], ["x"])
-    made.attempts.append(1)
-    box.inbox.take_frame(made, (1, 0))
-    assert text(a) == ""
-
-
 async def test_a_frame_of_another_version_is_read_once_and_what_follows_counts() -> None:
     box = Box()
     a = box.open("a")

@@ -46,6 +46,8 @@ def test_usage_is_summed_and_an_end_is_told_only_when_all_have_ended() -> None:
     assert info.usage is not None
     assert (info.usage.prompt_tokens, info.usage.completion_tokens) == (4, 7)
     assert info.finish is FinishReason.LENGTH
+    failed = replace(state("finished"), finish=FinishReason.ERROR)
+    assert info_of("r", Found([two[0], ("r.1", failed)], complete=True)).finish is failed.finish
     running = [("r.0", state("finished", completion=3)), ("r.1", state("running", attempt=4))]
     info = info_of("r", Found(running, complete=True))
     assert info.finish is None

@@ -85,7 +85,7 @@ def test_a_resumed_call_is_not_counted_a_second_time() -> None:
         ((FinishReason.STOP,), "stop"),
         ((FinishReason.STOP, FinishReason.LENGTH), "length"),
         ((FinishReason.LENGTH, FinishReason.CANCELLED), "cancelled"),
-        ((FinishReason.CANCELLED, FinishReason.DEADLINE), "deadline"),
+        ((FinishReason.CANCELLED, FinishReason.DEADLINE), "cancelled"),
         ((FinishReason.STOP, FinishReason.ERROR), "error"),
     ],
 )

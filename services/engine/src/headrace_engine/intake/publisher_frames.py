@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from headrace_contracts.codes import FinishReason
 from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import Frame, LogEntry, RowFinish, RowStart, Usage
 from headrace_contracts.pb.queue_pb2 import RowLogprobs as LogprobsMessage
@@ -156,20 +155,6 @@ def log_entry(held: Held, rows: Sequence[int], book: RowBook, frame_id: str) -> 
             finish.CopyFrom(held.ends[choice])
             finish.row = place
     return entry
-
-
-def worst(reasons: Iterable[FinishReason]) -> FinishReason:
-    """One reason for a request of several choices: an error before a cancel before an end."""
-    return max(reasons, key=_SEVERITY.index)
-
-
-_SEVERITY = (
-    FinishReason.STOP,
-    FinishReason.LENGTH,
-    FinishReason.DEADLINE,
-    FinishReason.CANCELLED,
-    FinishReason.ERROR,
-)
 
 
 def unspent(prompt_tokens: int, completion_tokens: int = 0) -> SequenceUsage:

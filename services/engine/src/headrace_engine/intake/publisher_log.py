@@ -21,6 +21,7 @@ from headrace_contracts.limits import LOG_EVERY_TOKENS
 from headrace_contracts.pb.queue_pb2 import LogEntry
 from headrace_kit.clock import Clock
 from headrace_kit.log import get_logger
+from headrace_transport.endings import worst
 from headrace_transport.errors import TransportUnavailable
 from headrace_transport.interface import EngineWire, Logged, Settled
 
@@ -34,7 +35,6 @@ from headrace_engine.intake.publisher_frames import (
     last_logprobs,
     log_entry,
     usage_message,
-    worst,
 )
 from headrace_engine.metrics import EngineMetrics
 

@@ -138,9 +138,6 @@ class Inbox:
 
     def take_frame(self, frame: Frame, at: FramePosition) -> None:
         """Hands each row to its session."""
-        if not len(frame.slots) == len(frame.attempts) == len(frame.firsts) == len(frame.counts):
-            log.error("inbox.frame_refused", engine=frame.engine)
-            return
         self._metrics.frames.inc()
         self._metrics.frame_lag.set(max(0.0, (self._clock.wall_ms() - at[0]) / 1000))
         now = self._clock.monotonic()

@@ -11,6 +11,7 @@ from typing import Literal
 
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.pb.queue_pb2 import Usage
+from headrace_transport.endings import worst
 from headrace_transport.errors import RecordRejected
 from headrace_transport.interface import GatewayWire, RequestState
 
@@ -77,6 +78,7 @@ def info_of(call_id: str, found: Found) -> RequestInfo:
         status = "running"
     elif "queued" in statuses:
         status = "queued"
+    finishes = [state.finish for state in states if state.finish is not None]
     usage = _total([state.usage for state in states if state.usage is not None])
     return RequestInfo(
         id=call_id,
@@ -86,7 +88,7 @@ def info_of(call_id: str, found: Found) -> RequestInfo:
         attempt=max(state.attempt for state in states),
         n=found.first.n,
         prompt_tokens=sum(state.prompt_tokens for state in states),
-        finish=found.first.finish if status == "finished" else None,
+        finish=worst(finishes) if status == "finished" and finishes else None,
         usage=usage,
         tokens=sum(
             state.tokens if state.usage is None else state.usage.completion_tokens

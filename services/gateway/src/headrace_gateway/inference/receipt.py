@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from headrace_contracts.codes import FinishReason
 from headrace_kit.clock import Clock
 from headrace_kit.log import get_logger
 
@@ -112,16 +111,7 @@ def outcome(call: OpenCall) -> str:
     if failures:
         moved = all(isinstance(each, Conflict | HandedOver) for each in failures)
         return "moved" if moved else "error"
-    finishes = {choice.finish for session in call.sessions for choice in session.choices}
-    for reason in (
-        FinishReason.ERROR,
-        FinishReason.DEADLINE,
-        FinishReason.CANCELLED,
-        FinishReason.LENGTH,
-    ):
-        if reason in finishes:
-            return reason.name.lower()
-    return "stop"
+    return call.finish.name.lower() if call.finish is not None else "stop"
 
 
 def _code(call: OpenCall) -> str | None:

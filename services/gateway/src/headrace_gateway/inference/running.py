@@ -14,6 +14,7 @@ from typing import Protocol, Self
 
 from headrace_contracts.codes import FinishReason
 from headrace_kit.traces import NO_SPAN, Span
+from headrace_transport.endings import worst
 
 from headrace_gateway.errors import Conflict
 from headrace_gateway.inference.calls import (
@@ -104,6 +105,13 @@ class OpenCall:
     def answered(self) -> bool:
         """Whether every choice has its end: whoever reads it here knows how it ended."""
         return self.ended and not any(session.failure for session in self.sessions)
+
+    @property
+    def finish(self) -> FinishReason | None:
+        """One reason for all choices that have ended; None while none has."""
+        finishes = [choice.finish for session in self.sessions for choice in session.choices]
+        known = [finish for finish in finishes if finish is not None]
+        return worst(known) if known else None
 
     @property
     def moved(self) -> bool:

@@ -374,7 +374,7 @@ class InferenceService:
         call = self._book.find(info.id)
         if call is None or info.status == "finished" or not call.answered:
             return info
-        return lookup.ended(info, call.sessions[0].choices[0].finish, call.usage)
+        return lookup.ended(info, call.finish, call.usage)
 
     async def models(self, caller: Caller) -> Sequence[ModelInfo]:
         """The models that the caller may use, by name."""
