@@ -82,6 +82,15 @@ def test_nothing_is_counted_twice_or_forgotten_after_ends() -> None:
     assert sum(lifecycle.finished.values()) == 3
 
 
+def test_deadlines_of_those_that_are_gone_do_not_pile_up() -> None:
+    rig = Rig(max_batch=8, max_waiting=504, batch_tokens=64, audit=False)
+    for i in range(3000):
+        rig.push([i % 90], 1, deadline_s=1e9)
+    rig.run()
+    deadlines = rig.loop._lifecycle._deadlines  # pyright: ignore[reportPrivateUsage]
+    assert len(deadlines) <= 2 * 512 + 1024
+
+
 def test_the_door_is_asked_only_for_what_can_be_held() -> None:
     rig = Rig(max_batch=2, max_waiting=3)
     for i in range(9):

@@ -289,3 +289,16 @@ def test_the_line_keeps_nothing_of_who_has_left_it() -> None:
     gc.collect()
 
     assert tokens() is None
+
+
+def test_times_of_those_that_left_the_line_do_not_pile_up() -> None:
+    order = TotalOrder({})
+    line = WaitingLine(order, ageing_s=1e9)
+    for number in range(1, 5001):
+        sequence = make(number)
+        order.enter(sequence)
+        line.add(sequence)
+        line.remove(sequence)
+        order.leave(sequence)
+
+    assert len(line._due) <= 1024  # pyright: ignore[reportPrivateUsage]

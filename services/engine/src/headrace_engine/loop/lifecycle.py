@@ -10,7 +10,6 @@ Next     headrace_engine.scheduler.scheduler
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from heapq import heappop, heappush
 
 import numpy as np
 from headrace_contracts.codes import Code, FinishReason
@@ -22,6 +21,7 @@ from headrace_engine.loop.outputs import OutputBuilder
 from headrace_engine.loop.validate import check_request
 from headrace_engine.scheduler.scheduler import Scheduler
 from headrace_engine.scheduler.settings import SchedulerSettings
+from headrace_engine.state.due import DueTimes
 from headrace_engine.state.inbound import Cancel
 from headrace_engine.state.outputs import SequenceUsage
 from headrace_engine.state.request import Request, RequestHandle
@@ -49,7 +49,7 @@ class Lifecycle:
         self._vocabulary = vocabulary
         self._session_tokens = session_tokens
         self._by_handle: dict[RequestHandle, list[Sequence]] = {}
-        self._deadlines: list[tuple[float, int]] = []
+        self._deadlines = DueTimes(scheduler.residents.sequences)
         self._next_number = 1
         self._arriving: list[Request] = []
         """Came in this pass, are checked, and may not have all of their sequences yet."""
@@ -105,7 +105,7 @@ class Lifecycle:
             self.stop_tokens[token] += 1
         self.logprobs_wanted += request.sampling.logprobs is not None
         if request.deadline_s is not None:
-            heappush(self._deadlines, (request.deadline_s, sequence.number))
+            self._deadlines.add(request.deadline_s, sequence.number)
         self._end_if_complete(sequence, now_s)
 
     def _make(self, request: Request, choice: int, arrived_s: float) -> Sequence:
@@ -172,11 +172,9 @@ class Lifecycle:
 
     def expire(self, now_s: float) -> None:
         """Ends sequences whose deadline has passed."""
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            _, number = heappop(self._deadlines)
-            sequence = self._scheduler.residents.sequences.get(number)
-            if sequence is not None:
-                self._end_early(sequence, FinishReason.DEADLINE, now_s)
+        for number in self._deadlines.until(now_s):
+            sequence = self._scheduler.residents.sequences[number]
+            self._end_early(sequence, FinishReason.DEADLINE, now_s)
 
     def abort(self, code: Code, message: str, reason: FinishReason, now_s: float) -> None:
         """Ends everything."""

@@ -16,6 +16,7 @@ from heapq import heappop, heappush, heapreplace
 from typing import Final
 
 from headrace_engine.cache.block import Rank
+from headrace_engine.state.due import DueTimes
 from headrace_engine.state.sequence import Sequence
 
 OVERTAKEN_S: Final = 60.0
@@ -180,10 +181,9 @@ class WaitingLine:
         self._lines: dict[int, dict[str, list[Sequence]]] = {}
         self._standing: dict[int, Sequence] = {}
         """By number."""
-        self._due: list[tuple[float, int]] = []
-        """When a sequence moves up, if it still waits then, by time, and its number: one that has ended
-        may stand here for long. In one line stand sequences that came in different bands, so that the
-        oldest need not be the first."""
+        self._due = DueTimes(self._standing)
+        """When a sequence moves up, if it still waits then. In one line stand sequences that came in
+        different bands, so that the oldest need not be the first."""
 
     def __len__(self) -> int:
         return len(self._standing)
@@ -202,7 +202,7 @@ class WaitingLine:
         insort(line, sequence, key=_turn)
         self._standing[sequence.number] = sequence
         if self._ageing_s is not None and band:
-            heappush(self._due, (self._due_s(sequence, band), sequence.number))
+            self._due.add(self._due_s(sequence, band), sequence.number)
 
     def remove(self, sequence: Sequence) -> None:
         """It runs, or has ended."""
@@ -220,12 +220,10 @@ class WaitingLine:
     def age(self, now_s: float) -> bool:
         """Moves those up that have waited long enough. True if there were any."""
         moved = False
-        while self._due and self._due[0][0] <= now_s:
-            # It may run, have ended, or have moved up and be due twice, having waited again.
-            sequence = self._standing.get(heappop(self._due)[1])
-            if sequence is None:
-                continue
+        for number in self._due.until(now_s):
+            sequence = self._standing[number]
             band = self._order.band(sequence)
+            # It may have moved up, and be due twice, having waited again.
             if band and self._due_s(sequence, band) <= now_s:
                 self.remove(sequence)
                 self._order.raise_band(sequence)
