@@ -35,6 +35,8 @@ from support.lengths import times
         ([1], {"top_p": 1.5}, Code.INVALID_REQUEST, "top_p is 1.5"),
         ([1], {"min_p": -1.0}, Code.INVALID_REQUEST, "min_p is -1"),
         ([1], {"top_k": -1}, Code.INVALID_REQUEST, "top_k is -1"),
+        ([1], {"top_k": 2**63}, Code.INVALID_REQUEST, f"top_k is {2**63}"),
+        ([1], {"max_new_tokens": 2**63}, Code.INVALID_REQUEST, f"max_new_tokens is {2**63}"),
         ([1], {"presence_penalty": float("inf")}, Code.INVALID_REQUEST, "presence_penalty"),
         ([1], {"frequency_penalty": float("nan")}, Code.INVALID_REQUEST, "frequency_penalty"),
         ([1], {"presence_penalty": 2.5}, Code.INVALID_REQUEST, "between -2 and 2"),
@@ -67,6 +69,9 @@ from support.lengths import times
         ([1], {"n": 2, "generated": [[1]]}, Code.INVALID_REQUEST, "1 choices"),
         ([1], {"generated": [[97]]}, Code.INVALID_REQUEST, "generated tokens of choice 0"),
         ([1], {"n": 2, "finished": frozenset([2])}, Code.INVALID_REQUEST, "finished choice is 2"),
+        ([1], {"band": -1}, Code.INVALID_REQUEST, "band is -1, not at least 0"),
+        ([1], {"deadline_s": math.nan}, Code.INVALID_REQUEST, "deadline is nan, not a finite"),
+        ([1], {"deadline_s": math.inf}, Code.INVALID_REQUEST, "deadline is inf, not a finite"),
         ([1] * 64, {}, Code.CONTEXT_LENGTH_EXCEEDED, "64 tokens"),
     ],
 )

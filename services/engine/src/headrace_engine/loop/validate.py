@@ -9,6 +9,8 @@ Next     headrace_engine.loop.lifecycle
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from headrace_contracts.codes import Code
 from headrace_contracts.limits import MAX_CHOICES
@@ -22,6 +24,7 @@ from headrace_engine.state.sampling import check_sampling, invalid, within
 def check_request(request: Request, settings: SchedulerSettings, vocabulary: int) -> None:
     """Raises ``RequestRejected`` with code and numbers for the first thing that is wrong."""
     _check_choices(request)
+    _check_turn(request)
     _check_tokens("prompt", request.prompt, vocabulary)
     if not len(request.prompt):
         raise invalid("the prompt has no tokens")
@@ -40,6 +43,13 @@ def _check_choices(request: Request) -> None:
         )
     for choice in request.finished:
         within("a finished choice", choice, 0, request.n - 1)
+
+
+def _check_turn(request: Request) -> None:
+    if request.band < 0:
+        raise invalid(f"band is {request.band}, not at least 0")
+    if request.deadline_s is not None and not math.isfinite(request.deadline_s):
+        raise invalid(f"the deadline is {request.deadline_s}, not a finite time")
 
 
 def _check_tokens(what: str, tokens: Tokens, vocabulary: int) -> None:

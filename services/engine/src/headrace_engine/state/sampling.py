@@ -30,15 +30,17 @@ REAL_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "repetition_penalty": (0.0, math.inf),
 }
 """Least and greatest value of the real fields, which are finite besides."""
+_MOST: Final = (1 << 32) - 1
+"""What the wire can say, and a device's columns can hold."""
 
 
 def check_sampling(sampling: Sampling, vocabulary: int) -> None:
     """Raises ``RequestRejected`` for the first thing that is wrong."""
     check_counts(len(sampling.bias_ids), len(sampling.bias_values), len(sampling.stop_token_ids))
-    _at_least("max_new_tokens", sampling.max_new_tokens, 1)
+    within("max_new_tokens", sampling.max_new_tokens, 1, _MOST)
     within("min_new_tokens", sampling.min_new_tokens, 0, sampling.max_new_tokens)
     _check_reals(sampling)
-    _at_least("top_k", sampling.top_k, 0)
+    within("top_k", sampling.top_k, 0, _MOST)
     if sampling.logprobs is not None:
         within("logprobs", sampling.logprobs, 0, MAX_TOP_LOGPROBS)
     for token in sampling.stop_token_ids:
@@ -92,8 +94,3 @@ def _check_bounds(values: tuple[float, ...]) -> None:
 def _finite(what: str, value: float) -> None:
     if not math.isfinite(value):
         raise invalid(f"{what} is {value}, not a finite number")
-
-
-def _at_least(what: str, value: int, least: int) -> None:
-    if value < least:
-        raise invalid(f"{what} is {value}, not at least {least}")
