@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from headrace_engine.cache.block import LogicalBlock
+from headrace_engine.cache.block import CacheBlock, LogicalBlock
 from headrace_engine.cache.cache_pool import CacheBlockPool, SortedBlocks
 from headrace_engine.memory.objects import ObjectAllocator, ObjectType, Part
 
@@ -15,9 +15,9 @@ def pool() -> tuple[CacheBlockPool, ObjectType]:
 
 @pytest.mark.rule("cache.unheld-by-age")
 def test_slots_stand_in_the_order_in_which_they_were_let_go() -> None:
-    slots, kind = pool()
+    _, kind = pool()
     order = SortedBlocks()
-    made = [slots.create(kind, LogicalBlock(0, 4)) for _ in range(3)]
+    made = [CacheBlock(kind, LogicalBlock(0, 4)) for _ in range(3)]
     for slot in made:
         order.add(slot)
     order.remove(made[0])
@@ -32,7 +32,7 @@ def test_slots_stand_in_the_order_in_which_they_were_let_go() -> None:
 def test_memory_belongs_to_one_slot_until_it_is_detached() -> None:
     slots, kind = pool()
     owner = LogicalBlock(0, 4)
-    slot = slots.create(kind, owner)
+    slot = CacheBlock(kind, owner)
     first, second = slots.objects.alloc(kind), slots.objects.alloc(kind)
     assert first is not None
     assert second is not None
@@ -49,7 +49,7 @@ def test_memory_belongs_to_one_slot_until_it_is_detached() -> None:
 
 def test_a_listed_slot_that_loses_its_memory_leaves_the_list() -> None:
     slots, kind = pool()
-    slot = slots.create(kind, LogicalBlock(0, 4))
+    slot = CacheBlock(kind, LogicalBlock(0, 4))
     allocation = slots.objects.alloc(kind)
     assert allocation is not None
     slots.attach(slot, allocation)

@@ -5,6 +5,10 @@ Whatever happens to it, a sequence says what it would say alone and without a ca
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from headrace_contracts.prefix_key import fold
 from hypothesis import HealthCheck, settings
@@ -38,3 +42,31 @@ def test_whatever_happens_each_sequence_says_what_it_says_alone(
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         ),
     )
+
+
+PROGRAM = """
+from headrace_engine.scheduler.journal_replay import Replayer
+from support.journals import recorded
+
+journal, rig = recorded(limit_bytes=8000, requests=12)
+rig.scheduler.pool.evict_all()
+objects = rig.scheduler.objects
+print(__debug__, objects.live, objects.pages.coalesced())
+for segment in journal.segments:
+    result = Replayer(segment).run()
+    print(segment.state is None, result.difference, result.passes > 5)
+"""
+
+
+@pytest.mark.rule("loop.audit")
+@pytest.mark.rule("journal.replays")
+def test_nothing_hangs_on_asserts_that_an_interpreter_may_leave_out() -> None:
+    run = subprocess.run(
+        [sys.executable, "-O", "-c", PROGRAM],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.stdout == "False 0 True\nFalse None True\nFalse None True\n", run.stderr

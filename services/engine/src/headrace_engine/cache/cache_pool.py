@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from headrace_engine.cache.block import CacheBlock, LogicalBlock, Stamp
-from headrace_engine.memory.objects import Allocation, ObjectAllocator, ObjectType
+from headrace_engine.cache.block import CacheBlock, Stamp
+from headrace_engine.memory.objects import Allocation, ObjectAllocator
 
 
 class SortedBlocks:
@@ -72,10 +72,6 @@ class CacheBlockPool:
         self.objects = objects
         self.sorted = SortedBlocks()
         self.allocated = 0
-
-    def create(self, type: ObjectType, owner: LogicalBlock) -> CacheBlock:
-        """A slot without memory."""
-        return CacheBlock(type, owner)
 
     def attach(self, slot: CacheBlock, allocation: Allocation) -> None:
         """Memory that a trial took becomes the slot's."""

@@ -137,7 +137,8 @@ class ObjectAllocator:
     def free(self, allocation: Allocation) -> None:
         """Gives an object back. A stale handle is a broken invariant."""
         key, type, addresses = allocation
-        assert self._live.pop(key, None) is allocation, "stale allocation freed"
+        known = self._live.pop(key, None)
+        assert known is allocation, "stale allocation freed"
         for slabs, address in zip(self._types[type], addresses, strict=True):
             slabs.free(address)
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from headrace_engine.cache.block import (
     UNHELD,
+    CacheBlock,
     HeldRun,
     LogicalBlock,
     SequenceBlocks,
@@ -171,7 +172,7 @@ def _restore_blocks(scheduler: Scheduler, state: State, key_content: KeyContent)
             places,
         ) = row
         block = LogicalBlock(offset, pool.block_tokens)
-        block.slot = pool.slots.create(pool.block_type, block)
+        block.slot = CacheBlock(pool.block_type, block)
         block.maker = maker
         pool.alive += 1
         blocks.append(block)
@@ -180,7 +181,8 @@ def _restore_blocks(scheduler: Scheduler, state: State, key_content: KeyContent)
             trie.offer(block, at(parent), bytes(4 * offered), marks)
         elif parent is not None:
             tokens = as_bytes(key_content(PrefixKey(bytes.fromhex(key))))
-            assert trie.insert(block, at(parent), tokens, marks), "a block stands twice"
+            inserted = trie.insert(block, at(parent), tokens, marks)
+            assert inserted, "a block stands twice"
         if address >= 0:
             # Keys of allocations are no part of a decision; below zero they meet no new one.
             _attach(pool, block, -1 - i, (address,))
