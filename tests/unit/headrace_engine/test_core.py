@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 from headrace_engine.core import build_core
@@ -10,6 +11,7 @@ from headrace_engine.errors import ModelRejected
 from headrace_engine.executor.base import ExecutorLimits
 from headrace_engine.executor.echo import EchoExecutor
 from headrace_engine.loading import LoadedModel
+from headrace_engine.scheduler.journal_file import read_journal
 from headrace_engine.settings import EngineSettings
 from headrace_kit.clock import SystemClock
 
@@ -52,3 +54,21 @@ def test_what_cannot_start_leaves_no_thread(
         build_core(settings, LoadedModel("m", executor, None), SystemClock())
 
     assert executors() == []
+
+
+def test_a_loop_that_cannot_be_made_leaves_neither_thread_nor_open_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("no such lifecycle")
+
+    monkeypatch.setattr("headrace_engine.loop.thread.Lifecycle.__init__", broken)
+    file = tmp_path / "journal"
+    settings = EngineSettings(cache_blocks=32, journal_file=str(file))
+
+    with pytest.raises(ValueError, match="no such lifecycle"):
+        build_core(settings, LoadedModel("m", EchoExecutor(100), None), SystemClock())
+
+    assert executors() == []
+    (segment,) = read_journal(file.read_text().splitlines(keepends=True))
+    assert segment.records == []

@@ -114,3 +114,14 @@ def test_a_failed_engine_leaves_a_journal_that_replays(tmp_path: Path) -> None:
         assert keep_journal(core, settings, f"engine-{number}") is not None
     names = sorted(each.name for each in (tmp_path / "kept").iterdir())
     assert names == [f"headrace-journal-engine-{n}.jsonl" for n in range(2, 2 + JOURNALS_KEPT)]
+
+
+def test_a_journal_that_is_gone_meanwhile_does_not_keep_the_new_one_from_being_told(
+    tmp_path: Path,
+) -> None:
+    settings = EngineSettings(cache_blocks=32, journal_dir=str(tmp_path))
+    core = build_core(settings, LoadedModel("echo", EchoExecutor(100), None), SystemClock())
+    core.executor.close()
+    (tmp_path / "headrace-journal-other.jsonl").symlink_to(tmp_path / "gone")
+
+    assert keep_journal(core, settings, "mine") == tmp_path / "headrace-journal-mine.jsonl"

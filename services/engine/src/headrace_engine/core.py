@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -58,7 +59,13 @@ def build_core(
     door = EngineGateway(clock, outputs)
     executor = ExecutorThread(model.executor, limits)
     executor.start()
-    loop = EngineLoop(door, executor, numbers, clock, model.executor.shape, journal=journal)
+    try:
+        loop = EngineLoop(door, executor, numbers, clock, model.executor.shape, journal=journal)
+    except BaseException:
+        executor.close()
+        if sink is not None:
+            sink.close()
+        raise
     return Core(model, numbers, door, executor, loop, sink)
 
 
@@ -107,7 +114,8 @@ def keep_journal(core: Core, settings: EngineSettings, engine: str) -> Path | No
     path = folder / f"headrace-journal-{engine}.jsonl"
     write_journal(journal, path)
     if settings.journal_dir is not None:
-        _forget_oldest(folder)
+        with suppress(OSError):  # another engine that failed may do the same just now
+            _forget_oldest(folder)
     return path
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -187,6 +190,43 @@ def test_a_file_is_bounded_too_while_a_snapshot_is_taken_and_written(tmp_path: P
         text = (tmp_path / name).read_text()
         records = len(text) - text.index("\n")
         assert records < half + 4000, "half, and what a pass adds"
+
+
+@contextmanager
+def full_disk(most_bytes: int) -> Generator[None]:
+    """No file of this process grows beyond that: the kernel refuses as it does on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_journal_that_could_not_be_written_whole_leaves_nothing_and_the_one_before(
+    tmp_path: Path,
+) -> None:
+    before = written(tmp_path / "j")
+    journal, _ = recorded(limit_bytes=1 << 30)
+    with full_disk(1000), pytest.raises(OSError, match="too large"):
+        write_journal(journal, tmp_path / "j")
+    assert [path.name for path in tmp_path.iterdir()] == ["j"]
+    assert (tmp_path / "j").read_text() == "".join(before)
+
+
+def test_a_full_disk_leaves_no_next_file(tmp_path: Path) -> None:
+    rig, sink = filled(tmp_path)
+    while not (tmp_path / "live.next").stat().st_size:
+        rig.step()
+    for _ in range(
+        60
+    ):  # what one pass writes into the file before, while the next has a part in hand
+        rig.push([SECRET] * 100, 1)
+    with full_disk(1):
+        rig.step()
+    assert sink.error is not None
+    rig.run()
+    assert [path.name for path in tmp_path.iterdir()] == ["live"]
 
 
 def test_a_disk_that_fails_while_the_next_file_begins_ends_both(tmp_path: Path) -> None:

@@ -42,19 +42,24 @@ _EVENTS: Final = {"a": 3, "e": 6, "x": 3, "r": 2, "p": 5, "d": 2, "c": 2, "k": 2
 def write_journal(journal: Journal, path: Path) -> None:
     """Writes the ring, without token ids. Readable by its owner alone; the file is new or replaced.
 
-    The engine thread must have ended, or be the caller.
+    The engine thread must have ended, or be the caller. Leaves nothing behind of what could
+    not be written whole.
     """
     journal.flush()
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    with _create(fresh) as file:
-        for segment in journal.segments:
-            writer = _SegmentWriter(file)
-            for _ in writer.head(segment):
-                pass
-            for record in segment.records:
-                writer.put(_line(record, None))
-            writer.end()
-    fresh.replace(path)
+    try:
+        with _create(fresh) as file:
+            for segment in journal.segments:
+                writer = _SegmentWriter(file)
+                for _ in writer.head(segment):
+                    pass
+                for record in segment.records:
+                    writer.put(_line(record, None))
+                writer.end()
+        fresh.replace(path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 class JournalFile:
@@ -256,8 +261,10 @@ class _NextWriter(_SegmentWriter):
             self._came += len(line)
 
     def drop(self) -> None:
-        self.file.close()
-        self.path.unlink()
+        try:
+            self.file.close()  # which writes the rest, for which there may be no room
+        finally:
+            self.path.unlink()
 
 
 def read_journal(lines: Iterable[str], *, partial: bool = False) -> list[Segment]:
