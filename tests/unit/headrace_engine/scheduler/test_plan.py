@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from headrace_engine.cache.block import SequenceBlocks
-from headrace_engine.scheduler.plan import plan_continue, plan_resume
+from headrace_engine.scheduler.plan import plan_continue, plan_further, plan_resume
 from headrace_engine.state.sequence import SequenceColumns
 from support.cache import CacheRig, content
 
@@ -67,6 +67,15 @@ def test_what_lacks_memory_is_listed_also_if_this_pass_took_it() -> None:
     rig.pool.extend(holder)
     plan = plan_resume(holder, known=14, filled=0, lost={holder.blocks[1]})
     assert plan.missing == (holder.blocks[1], holder.blocks[3])
+
+
+def test_one_that_runs_goes_on_where_it_is_or_behind_what_became_valid() -> None:
+    rig, holder = held()
+    rig.give_memory(rig.pool.extend(holder), valid=False)
+    for begin, resume, store_from in ((3, 8, 8), (8, 8, 8), (9, 9, 8), (12, 12, 12)):
+        plan = plan_further(holder, known=15, begin=begin, lost=set())
+        assert plan == (resume, store_from, ())
+    assert plan_further(holder, known=8, begin=3, lost=set()).resume == 7
 
 
 @pytest.mark.rule("sched.planning-is-free")

@@ -336,12 +336,7 @@ class EngineLoop:
         if self.scheduler.journal is not None and batch.rows:
             self.scheduler.journal.completed(now_s, batch.output)
         self._generated += update_batch(
-            batch,
-            self._started,
-            self.scheduler.residents,
-            self._lifecycle,
-            self._outputs,
-            now_s,
+            batch, self.scheduler.residents, self._lifecycle, self._outputs, now_s
         )
 
     def _tell_started(self, now_s: float) -> None:

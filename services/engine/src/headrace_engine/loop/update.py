@@ -18,12 +18,11 @@ from headrace_engine.loop.lifecycle import Lifecycle
 from headrace_engine.loop.outputs import OutputBuilder
 from headrace_engine.scheduler.residents import Residents
 from headrace_engine.state.batch import BatchData, BatchOutput
-from headrace_engine.state.sequence import Sequence, Status
+from headrace_engine.state.sequence import Status
 
 
 def update_batch(
     batch: BatchData,
-    started: list[Sequence],
     residents: Residents,
     lifecycle: Lifecycle,
     outputs: OutputBuilder,
@@ -31,8 +30,7 @@ def update_batch(
 ) -> int:
     """Delivers a batch. Returns the tokens delivered.
 
-    ``started`` ran for the first time in a batch that was handed over, this one or the next. A
-    row whose sequence has ended, or whose result is not to be believed, is dropped: that is the
+    A row whose sequence has ended, or whose result is not to be believed, is dropped: that is the
     over-shoot of two phases.
     """
     assert batch.output is not None
@@ -59,9 +57,7 @@ def update_batch(
             lifecycle.disown(sequence, now_s)
     live = columns.live[slots]
     rows = None if count_nonzero(live) == len(live) else live.nonzero()[0]
-    return _give_tokens(
-        batch, batch.output, slots, rows, started, residents, lifecycle, outputs, now_s
-    )
+    return _give_tokens(batch, batch.output, slots, rows, residents, lifecycle, outputs, now_s)
 
 
 def _give_tokens(
@@ -69,7 +65,6 @@ def _give_tokens(
     output: BatchOutput,
     slots: NDArray[np.intp],
     rows: NDArray[np.intp] | None,
-    started: list[Sequence],
     residents: Residents,
     lifecycle: Lifecycle,
     outputs: OutputBuilder,
@@ -95,7 +90,7 @@ def _give_tokens(
         for row, sequence in zip(firsts_at.tolist(), found, strict=True):
             if sequence.first_token_s is None:
                 sequence.first_token_s = now_s
-            if sequence in started:
+            if not sequence.start_told:  # it is told of this pass, with the token
                 outputs.place(sequence, row)
     if output.chosen_logprobs is not None and lifecycle.logprobs_wanted:
         wanted = columns.logprobs[slots]

@@ -50,23 +50,45 @@ class Way(NamedTuple):
 
 
 def plan_resume(
-    holder: SequenceBlocks,
-    *,
-    known: int,
-    filled: int,
-    lost: Set[LogicalBlock],
-    first_block: int = 0,
+    holder: SequenceBlocks, *, known: int, filled: int, lost: Set[LogicalBlock]
 ) -> ResumePlan:
-    """Walks the blocks to the first that is not valid or has no memory.
+    """For one that waits: how far it is valid, and what it lacks.
 
     ``filled`` positions were written by committed passes, so that the valid part of a private
     block is known. Blocks in ``lost`` count as without memory: this pass has taken theirs.
     At least the last known token is always computed, since its logits are wanted.
     """
+    whole, resume, store_from = _valid_part(holder, 0, filled, lost)
+    lacking = [
+        b
+        for b in holder.blocks[whole : -(-known // holder.blocks[0].capacity)]
+        if (held := b.slot) is None or held.allocation is None or b in lost
+    ]
+    frontier = holder.frontier
+    if frontier is not None and (not frontier.allocated or frontier in lost):
+        lacking.insert(0, frontier)
+    return ResumePlan(min(resume, known - 1), store_from, tuple(lacking))
+
+
+def plan_further(
+    holder: SequenceBlocks, *, known: int, begin: int, lost: Set[LogicalBlock]
+) -> ResumePlan:
+    """As ``plan_resume``, for one that runs and is planned up to ``begin``: it lacks nothing."""
+    first_block = begin // holder.blocks[0].capacity
+    _, resume, store_from = _valid_part(holder, first_block, begin, lost)
+    return ResumePlan(min(resume, known - 1), store_from, ())
+
+
+def _valid_part(
+    holder: SequenceBlocks, first_block: int, filled: int, lost: Set[LogicalBlock]
+) -> tuple[int, int, int]:
+    """Walks the blocks from ``first_block`` on to the first that is not valid or has no memory.
+
+    Returns the index behind those that are indexed and whole, and so have memory; the position up to
+    which all is valid; and that below which it is shared.
+    """
     blocks = holder.blocks
     size = blocks[0].capacity
-    upper = known - 1
-    # Most are whole: indexed, valid, and so with memory.
     whole, chained = first_block, holder.chained
     while whole < chained:
         run = blocks[whole].run
@@ -79,7 +101,8 @@ def plan_resume(
                 break
             whole += 1
     resume = store_from = whole * size
-    for block in blocks[whole:]:
+    for index in range(whole, len(blocks)):
+        block = blocks[index]
         if not block.valid or block in lost:
             break
         extent = size if block.indexed else min(max(filled - block.offset, 0), size)
@@ -88,16 +111,7 @@ def plan_resume(
             break
         if block.indexed:
             store_from = resume
-    needed = -(-known // size)
-    lacking = [
-        b
-        for b in blocks[0 if first_block else whole : needed]
-        if (held := b.slot) is None or held.allocation is None or b in lost
-    ]
-    frontier = holder.frontier
-    if frontier is not None and (not frontier.allocated or frontier in lost):
-        lacking.insert(0, frontier)
-    return ResumePlan(min(resume, upper), store_from, tuple(lacking))
+    return whole, resume, store_from
 
 
 def _seen_valid(run: HeldRun, blocks: list[LogicalBlock]) -> bool:

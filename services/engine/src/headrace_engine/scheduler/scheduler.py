@@ -33,6 +33,7 @@ from headrace_engine.scheduler.plan import (
     ResumePlan,
     Way,
     plan_continue,
+    plan_further,
     plan_resume,
     resume_ways,
 )
@@ -312,13 +313,7 @@ class Scheduler:
         size = self.settings.block_tokens
         begin = int(self.residents.columns.planned[sequence.slot])
         holder = self.residents.holders[sequence.number]
-        plan = plan_resume(
-            holder,
-            known=sequence.length,
-            filled=begin,
-            lost=grants.lost,
-            first_block=begin // size,
-        )
+        plan = plan_further(holder, known=sequence.length, begin=begin, lost=grants.lost)
         way = Way(begin)
         if holder.frontier is None:  # where a state is needed, others' blocks do not advance it
             way = resume_ways(holder, plan, known=sequence.length, lost=grants.lost)[0]

@@ -20,7 +20,7 @@ class CacheStats:
     """Where the blocks of the pool are, refreshed at most once per interval.
 
     Invariants
-        free_blocks + cached_blocks + held_blocks + in_flight_blocks == total_blocks
+        free_blocks + cached_blocks + held_blocks + in_flight_blocks + state_blocks == total_blocks
     """
 
     total_blocks: int = 0

@@ -95,7 +95,7 @@ class SequenceColumns:
     A pass that only decodes works on these arrays and touches no Sequence.
 
     Invariants, for a slot in use
-        filled <= planned < sampled   while RUNNING and something is left to plan
+        planned < sampled   while RUNNING and something is left to plan
         known <= sampled <= known + inflight
         recent[slot, p - base] is the token at position p, for base == sequence.length <= p < known
     """
