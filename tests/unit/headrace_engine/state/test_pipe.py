@@ -69,7 +69,10 @@ def test_a_reader_that_never_reads_is_given_up(ends: tuple[socket.socket, socket
 
     assert list(pipe.receive()) == []  # as if the reader had died
     pipe.send(pack(Kind.LOADING, 1))
-    pipe.close(0)
+    closing = threading.Thread(target=pipe.close, args=(LIMIT_S,))
+    closing.start()
+    closing.join(LIMIT_S / 2)
+    assert not closing.is_alive(), "it waits for a reader that was given up"
 
 
 def test_to_a_reader_that_is_gone_nothing_is_said(

@@ -82,9 +82,12 @@ class Pipe:
             yield from unpacker.feed(data)
 
     def close(self, timeout_s: float) -> None:
-        """Waits until everything is sent, at most ``timeout_s``; nothing is sent afterwards."""
+        """Waits until everything is sent, at most ``timeout_s``; nothing is sent afterwards.
+
+        For a reader that was given up there is nothing to wait for.
+        """
         with self._monitor as monitor:
-            monitor.wait(lambda: not self._waiting_bytes, timeout_s)
+            monitor.wait(lambda: self._closed or not self._waiting_bytes, timeout_s)
             self._closed = True
             monitor.wake()
 
