@@ -10,7 +10,7 @@ from headrace_transport.interface import Rates
 from headrace_transport.replies import as_int
 from headrace_transport.server import Server
 from support.waiting import eventually
-from support.wires import GATEWAY, LEASE_MS, MODEL, claim, entry, finish, mark, record
+from support.wires import GATEWAY, LEASE_MS, MODEL, SHORT_MS, claim, entry, finish, mark, record
 
 TENANTS = keys.tenants(MODEL, 1)
 
@@ -88,7 +88,90 @@ async def test_one_reaping_takes_away_so_many_places_and_the_next_the_rest(
     assert left == [6, 3, 0]
 
 
+async def test_no_place_is_passed_over_for_ever_by_a_reaper_that_looks_at_some(
+    link: Server, gateway: RedisGatewayWire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_REAP", 2)
+    await gateway.beat_gateway(GATEWAY, ttl_ms=LEASE_MS)
+    for tenant in ("t1", "t2", "t3"):
+        await gateway.submit(record(f"{tenant}-waits", tenant=tenant), max_queued=9)
+    await gateway.submit(record("over", tenant="t4"), max_queued=9)
+    await gateway.cancel(MODEL, "over", mark())
+
+    async def left() -> bool:
+        await gateway.reap(MODEL)
+        return not await count(link, "EXISTS", keys.queue(MODEL, 1, "t4"))
+
+    await eventually(left)
+
+
+@pytest.mark.parametrize("lives", [1, 2])
+async def test_no_mark_is_passed_over_for_ever_by_a_reaper_that_looks_at_some(
+    gateway: RedisGatewayWire,
+    engine: RedisEngineWire,
+    monkeypatch: pytest.MonkeyPatch,
+    lives: int,
+) -> None:
+    """``lives``: engines that they lost; from the second on they wait apart, as suspects."""
+    await gateway.beat_gateway(GATEWAY, ttl_ms=LEASE_MS)
+    names = [f"r{i}" for i in range(4)]
+    for i, name in enumerate(names):
+        await gateway.submit(record(name, slot=10 + i), max_queued=9)
+    for life in range(lives):
+        assert len(await claim(engine, f"e-{life}", lease_ms=SHORT_MS)) == len(names)
+        if life == lives - 1:
+            assert await gateway.cancel(MODEL, "r3", mark())
+            monkeypatch.setattr(processes, "_REAP", 1)
+        await eventually(lambda: _waits_again(gateway, engine, len(names) - 1))
+
+    async def ended() -> bool:
+        await gateway.reap(MODEL)
+        state = await gateway.request_state("r3")
+        return state is not None and state.status == "finished"
+
+    await eventually(ended)
+
+
 # requests whose state is gone
+async def test_a_claim_passes_few_requests_without_a_state_and_rings_for_the_rest(
+    link: Server,
+    gateway: RedisGatewayWire,
+    engine: RedisEngineWire,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leases, "_LOOKS", 2)
+    for i in range(9):
+        await gateway.submit(record(f"r{i}", slot=10 + i), max_queued=99)
+    taken = await claim(engine, credit=9)
+    await engine.release(MODEL, "e-1", {name: each.attempt for name, each in taken.items()})
+    await link.command("DEL", *(keys.state(name) for name in taken if name != "r8"))
+
+    assert await claim(engine, credit=1) == {}
+    assert await count(link, "ZCARD", keys.orphans(MODEL)) == 6
+    assert await engine.wait_bell(MODEL, timeout_ms=1)
+    for _ in range(2):
+        found = await claim(engine, credit=1)
+    assert set(found) == {"r8"}
+    assert await gateway.queue_depth(MODEL) == 0
+
+
+async def test_the_reaper_forgets_what_has_no_state(
+    link: Server, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    """Of a gateway that is gone; one that waits in line, and one that lost its engine."""
+    for name in ("r1", "r2"):
+        await gateway.submit(record(name), max_queued=9)
+    await claim(engine, credit=1)
+    await engine.release(MODEL, "e-1", {"r1": 1})
+    await link.command("DEL", keys.state("r1"), keys.state("r2"))
+    await gateway.leave_gateway(GATEWAY)
+
+    await gateway.reap(MODEL)
+
+    assert await gateway.queue_depth(MODEL) == 0
+    assert not await count(link, "EXISTS", keys.orphans(MODEL), keys.requests_of(MODEL, GATEWAY))
+
+
 @pytest.mark.parametrize("lives", [1, 2])
 async def test_a_waiting_request_without_a_state_is_nowhere_any_more(
     link: Server, gateway: RedisGatewayWire, engine: RedisEngineWire, lives: int
@@ -112,6 +195,12 @@ async def test_a_waiting_request_without_a_state_is_nowhere_any_more(
 async def _queued_again(gateway: RedisGatewayWire, engine: RedisEngineWire) -> bool:
     await engine.reap(MODEL)
     return await gateway.queue_depth(MODEL) == 1
+
+
+async def _waits_again(gateway: RedisGatewayWire, engine: RedisEngineWire, most: int) -> bool:
+    """Whether so many wait again at least: one that was cancelled may have ended by that."""
+    await engine.reap(MODEL)
+    return await gateway.queue_depth(MODEL) >= most
 
 
 async def test_a_running_request_without_a_state_is_nowhere_any_more(

@@ -10,7 +10,7 @@ import pytest
 from headrace_contracts import keys
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.keys import ENGINE_GROUP, HOLE
-from headrace_contracts.limits import INLINE_RECORD_BYTES, WIRE_VERSION
+from headrace_contracts.limits import INLINE_RECORD_BYTES, MAX_RECORD_BYTES, WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import Control, LogEntry, ModelCard, Usage
 from headrace_transport import api_keys
 from headrace_transport.connection import (
@@ -175,6 +175,21 @@ async def test_claim_moves_a_request_from_queue_to_lease(
     assert await redis.pending() == 1
     state = await redis.state("r1")
     assert (state["status"], state["attempt"], state["owner"]) == ("running", "1", "e-1")
+
+
+@pytest.mark.parametrize(("over", "runs"), [(0, {"r1"}), (1, set[str]())])
+async def test_a_successor_takes_no_record_that_is_larger_than_any_that_was_queued(
+    over: int, runs: set[str], redis: Redis, gateway: RedisGatewayWire, engine: RedisEngineWire
+) -> None:
+    made = record("r1", prompt=[99_999] * INLINE_RECORD_BYTES)
+    await gateway.submit(made, max_queued=9)
+    taken = await claim(engine)
+    await engine.release(MODEL, "e-1", {"r1": taken["r1"].attempt})
+    body = made.SerializeToString()
+    made.cache_salt = bytes(MAX_RECORD_BYTES + over - len(body) - len(b"\x00" * 5))
+    assert made.ByteSize() == MAX_RECORD_BYTES + over
+    await redis("SET", keys.body("r1"), made.SerializeToString())
+    assert set(await claim(engine)) == runs
 
 
 @pytest.mark.parametrize(("over", "runs"), [(0, {"r1"}), (1, set[str]())])

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 from headrace_contracts.codes import Code, FinishReason
 from headrace_contracts.pb.queue_pb2 import Fence, Frame, LogEntry, RowFinish, RowLogprobs, Usage
-from headrace_transport.interface import FIRST_FRAME, EngineWire, GatewayWire, OutEntry
+from headrace_transport.claims import ClaimSteps
+from headrace_transport.interface import (
+    FIRST_FRAME,
+    MAX_PAST,
+    EngineWire,
+    GatewayWire,
+    OutEntry,
+)
 from support.wires import (
     GATEWAY,
     LEASE_MS,
@@ -271,6 +280,26 @@ async def test_one_that_looks_after_a_request_takes_it_from_nobody(wires: Wires)
     assert state.gateway == "gw-2"
     told = [item for _, item in await engine.read_control("e-1", "0-0", block_ms=1000)]
     assert [item.attach.gateway for item in told if item is not None] == [GATEWAY, "gw-2"]
+
+
+async def test_of_many_places_a_successor_looks_at_the_newest(wires: Wires) -> None:
+    """How often a client comes back makes a request no larger."""
+    gateway, engine, successor = await begun(wires)
+    for i in range(MAX_PAST + 3):
+        assert await gateway.attach("r1", f"gw-{i % 2}", 100 + i, 0) is not None
+    last = f"gw-{(MAX_PAST + 2) % 2}"
+    await engine.publish({last: frame([7], slot=100 + MAX_PAST + 2)})
+    await gateway.attach("r1", "gw-new", 7, 0)
+    await wires.pass_ms(2 * SHORT_MS)
+
+    steps = cast("ClaimSteps", successor)
+    [taken] = await steps.take(MODEL, "e-2", credit=1, lease_ms=SHORT_MS)
+    assert len(taken.past) == MAX_PAST
+    assert taken.past[-1] == (last, 100 + MAX_PAST + 2)
+
+    await successor.release(MODEL, "e-2", {"r1": 2})
+    again = (await claim(successor, "e-2"))["r1"]
+    assert list(again.delivered[0]) == [7]
 
 
 async def test_what_is_queued_moves_to_the_gateway_that_attaches(wires: Wires) -> None:

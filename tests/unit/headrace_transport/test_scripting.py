@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from hashlib import sha1
+from math import prod
 
-from headrace_contracts.limits import MAX_CHOICES
+from headrace_contracts.limits import INLINE_RECORD_BYTES, MAX_CHOICES, MAX_RECORD_BYTES
 from headrace_transport.options import WireOptions
 from headrace_transport.scripting import model_arguments, model_keys, script
 
@@ -36,6 +37,14 @@ def test_keys_and_arguments_are_those_that_the_prelude_reads() -> None:
 def test_scripts_believe_as_many_choices_as_a_request_may_have() -> None:
     assert f" n = {MAX_CHOICES}, " in script("claim").text
     assert f" n > {MAX_CHOICES} " in script("append_log").text
+
+
+def test_scripts_believe_records_as_large_as_those_that_are_queued() -> None:
+    bounds = re.findall(r"^local (INLINE_MAX|RECORD_MAX) = ([0-9* ]+)$", script("claim").text, re.M)
+    assert {name: prod(map(int, size.split(" * "))) for name, size in bounds} == {
+        "INLINE_MAX": INLINE_RECORD_BYTES,
+        "RECORD_MAX": MAX_RECORD_BYTES,
+    }
 
 
 def test_keys_of_a_model_share_its_hash_tag() -> None:

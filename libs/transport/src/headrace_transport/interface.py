@@ -36,6 +36,8 @@ FIRST_FRAME = FrameId("0-0")
 
 MAX_AHEAD = 128
 """Requests before another that are counted."""
+MAX_PAST = 64
+"""Attaches of a request whose former places are known: its frames there may be in no log yet."""
 
 
 @dataclass(frozen=True, slots=True)

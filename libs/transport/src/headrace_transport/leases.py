@@ -7,12 +7,7 @@ from collections.abc import Mapping, Sequence
 from headrace_contracts import keys
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.keys import BANDS, HOLE
-from headrace_contracts.limits import (
-    GENERATED_WEIGHT,
-    INLINE_RECORD_BYTES,
-    MAX_CRASHES,
-    SUSPECT_CRASHES,
-)
+from headrace_contracts.limits import GENERATED_WEIGHT, MAX_CRASHES, SUSPECT_CRASHES
 from headrace_contracts.pb.queue_pb2 import LogEntry, Usage
 
 from headrace_transport.cancels import marks_by_id, marks_of
@@ -34,7 +29,7 @@ from headrace_transport.replies import (
 from headrace_transport.server import Server
 
 _LOOKS = 128
-"""Entries and expired leases that one claim looks at besides what it gives."""
+"""Requests, tenants and expired leases that one claim looks at besides what it gives."""
 
 
 class Leases(FrameWrites):
@@ -123,7 +118,6 @@ class Leases(FrameWrites):
             lease_ms,
             SUSPECT_CRASHES,
             MAX_CRASHES,
-            INLINE_RECORD_BYTES,
             BANDS,
             credit + _LOOKS,
             # After an outage others could not renew either: they get the time to.

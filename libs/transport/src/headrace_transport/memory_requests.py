@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from headrace_contracts.limits import WIRE_VERSION
 from headrace_contracts.pb.queue_pb2 import Attach, CancelMark, Control, LogEntry, RequestRecord
 
-from headrace_transport.interface import Allowance, Lease, Queued, Rates, RequestState, Standing
+from headrace_transport.interface import (
+    MAX_PAST,
+    Allowance,
+    Lease,
+    Queued,
+    Rates,
+    RequestState,
+    Standing,
+)
 from headrace_transport.memory_broker import MemoryPart
 from headrace_transport.names import check_name, check_process
 from headrace_transport.rates import Buckets
@@ -61,7 +69,7 @@ class MemoryRequests(MemoryPart):
         if keeping and work.gateway not in ("", gateway):
             return None
         if (work.gateway, work.slot) != (gateway, slot):
-            work.past.append((work.gateway, work.slot))
+            work.past = [*work.past, (work.gateway, work.slot)][-MAX_PAST:]
             work.gateway, work.slot = gateway, slot
         self._broker.sign_of_life(gateway)
         if work.owner is None:

@@ -16,7 +16,7 @@ from headrace_transport.errors import (
     QueueFull,
     RequestConflict,
 )
-from headrace_transport.interface import MAX_AHEAD, Lease, Queued, RequestState, Standing
+from headrace_transport.interface import MAX_AHEAD, MAX_PAST, Lease, Queued, RequestState, Standing
 from headrace_transport.names import check_model, check_name, check_process
 from headrace_transport.part import Part
 from headrace_transport.processes import waits_of
@@ -121,6 +121,7 @@ class Requests(Part):
                     control.SerializeToString(),
                     self._server.options.sign_of_life_ms,
                     int(keeping),
+                    MAX_PAST,
                 ],
                 others=[keys.requests_of(state.model, gateway)],
             )

@@ -4,7 +4,7 @@
 --
 -- prelude common
 -- A  1 id  2 gateway  3 slot  4 control (Attach)  5 ms that this is the gateway's sign of life
---    6 '1': only while no other gateway has it
+--    6 '1': only while no other gateway has it  7 places that it had before, at most
 -- Returns {owner, attempt, ms since the lease lapsed} or nil when nobody runs it
 local id, gateway, slot = A[1], A[2], A[3]
 local st = read(id, 'gateway', 'slot', 'past')
@@ -13,9 +13,13 @@ local lease = lease_of(id)
 if st.status == 'running' and not lease then return nil end
 if A[6] == '1' and st.gateway ~= '' and st.gateway ~= gateway then return nil end
 if st.gateway ~= gateway or st.slot ~= slot then
-  -- A successor also looks there for frames that the log does not hold yet.
+  -- A successor also looks there for frames that the log does not hold yet: in the newest ones.
+  local past = {}
+  for name, number in string.gmatch(st.past .. st.gateway .. ' ' .. st.slot, '(%S+) (%d+)') do
+    past[#past + 1] = name .. ' ' .. number .. ' '
+  end
   redis.call('HSET', state_key(id), 'gateway', gateway, 'slot', slot,
-    'past', st.past .. st.gateway .. ' ' .. st.slot .. ' ')
+    'past', table.concat(past, '', math.max(1, #past - tonumber(A[7]) + 1)))
 end
 redis.pcall('SREM', requests_key(st.gateway), id)
 redis.call('SADD', requests_key(gateway), id)

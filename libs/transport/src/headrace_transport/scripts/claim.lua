@@ -4,15 +4,15 @@
 --
 -- prelude common
 -- A  1 engine  2 credit  3 lease ms  4 crashes that make a suspect  5 crashes that end it
---    6 bytes that an inline record may have  7 bands  8 entries and tenants looked at, at most
---    9 whether expired leases are taken away (1|0)
+--    6 bands  7 requests and tenants looked at, at most
+--    8 whether expired leases are taken away (1|0)
 -- Returns rows {id, attempt, crashes, verdict, gateway, slot, n, prompt, begun, past, record,
 --    {marks}}; verdict is 'run' | 'poison' | 'expired' | 'lost', and the engine has the lease
 --    of each, whatever the verdict.
--- Cost: the rows given, the entries and tenants looked at, the leases that expired.
+-- Cost: the requests and tenants looked at, the leases that expired.
 local engine, credit, lease_ms = A[1], tonumber(A[2]), tonumber(A[3])
 local suspect_at, dead_at = A[4], tonumber(A[5])
-local looks = tonumber(A[8])
+local looks = tonumber(A[7])
 local now = now_ms()
 local rows = {}
 
@@ -63,7 +63,6 @@ local function secluded()
   local suspect = redis.call('ZRANGE', K.suspects, 0, 0)[1]
   if not suspect then return false end
   if redis.call('EXISTS', state_key(suspect)) == 0 then
-    redis.call('ZREM', K.suspects, suspect)
     forget(suspect)
     return false
   end
@@ -107,7 +106,7 @@ local function look(band, tenant, score, entry, fields)
   -- Delivered anew because the group was lost: somebody runs it, or it waits as an orphan.
   if st.status == 'running' or redis.call('ZSCORE', K.orphans, id)
     or redis.call('ZSCORE', K.suspects, id) then return end
-  if record and #record > tonumber(A[6]) then record = '' end
+  if record and #record > INLINE_MAX then record = '' end
   local taken, verdict = take(id, record, false)
   if verdict == 'run' then charge(band, tenant, tonumber(taken.prompt)) end
   if score > floor_of(band) then
@@ -142,18 +141,19 @@ local function walk(band)
   end
 end
 
-if A[9] == '1' then sweep(now, looks, suspect_at, dead_at) end
+if A[8] == '1' then sweep(now, looks, suspect_at, dead_at) end
 if credit <= 0 or secluded() then return rows end
-while #rows < credit do
+while #rows < credit and looks > 0 do
   local id = redis.call('ZPOPMIN', K.orphans)[1]
   if not id then break end
+  looks = looks - 1
   take(id, nil, false)
 end
-for band = 0, tonumber(A[7]) - 1 do walk(band) end
+for band = 0, tonumber(A[6]) - 1 do walk(band) end
 
 -- No wake-up is lost: work that is left rings for another engine, or for this one's next call.
 local left = redis.call('ZCARD', K.orphans)
-for band = 0, tonumber(A[7]) - 1 do left = left + redis.call('ZCARD', tenants_key(band)) end
+for band = 0, tonumber(A[6]) - 1 do left = left + redis.call('ZCARD', tenants_key(band)) end
 if left == 0 then redis.call('DEL', K.bell)
 elseif redis.call('LLEN', K.bell) == 0 then redis.call('RPUSH', K.bell, '1') end
 return rows

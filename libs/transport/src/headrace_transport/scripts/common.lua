@@ -15,6 +15,8 @@ local K = {
 }
 local GROUP = 'engines'
 local BELL_MAX = 16
+local INLINE_MAX = 32 * 1024
+local RECORD_MAX = 16 * 1024 * 1024
 local DLQ_MS = 7 * 24 * 3600 * 1000
 local LIVE_MS, STATE_MS, LOG_MS = ARGV[12], ARGV[13], ARGV[14]
 local A = {}
@@ -180,20 +182,23 @@ local function forget_entry(band, tenant, entry)
   end
 end
 
--- The record of a request, '' if it is gone. st: band tenant entry.
+-- The record of a request, '' if it is gone, or larger than any that was queued. st: band tenant
+-- entry.
 local function record_of(id, st)
   local found = redis.pcall('XRANGE', queue_key(st.band, st.tenant), st.entry, st.entry)
   local fields = found[1] and found[1][2] or {}
   for i = 1, #fields, 2 do
-    if fields[i] == 'record' and fields[i + 1] ~= '' then return fields[i + 1] end
+    local record = fields[i + 1]
+    if fields[i] == 'record' and record ~= '' then return #record <= INLINE_MAX and record or '' end
   end
-  local body = redis.pcall('GET', body_key(id))
-  return type(body) == 'string' and body or ''
+  local size = redis.pcall('STRLEN', body_key(id))
+  if type(size) ~= 'number' or size > RECORD_MAX then return '' end
+  return redis.call('GET', body_key(id)) or ''
 end
 
 -- What is left of a request that has no state any more, so that nobody can run or end it.
 local function forget(id)
-  redis.call('ZREM', K.queued, id)
+  for _, waiting in ipairs({K.queued, K.orphans, K.suspects}) do redis.call('ZREM', waiting, id) end
   redis.call('HDEL', K.cancels, unpack(mark_fields(id, MOST.n)))
   redis.call('DEL', body_key(id))
   redis.call('PEXPIRE', log_key(id), LOG_MS)

@@ -29,8 +29,9 @@ local function clear_head(band, tenant, score)
   end
 end
 
+-- Of more than so many any are looked at, here and below: the first ones may be such as stay there.
 for band = 0, tonumber(A[8]) - 1 do
-  local active = redis.call('ZRANGE', tenants_key(band), 0, most - 1, 'WITHSCORES')
+  local active = redis.call('ZRANDMEMBER', tenants_key(band), most, 'WITHSCORES')
   for i = 1, #active, 2 do clear_head(band, active[i], tonumber(active[i + 1])) end
 end
 local had = redis.call('ZCARD', K.expiries)
@@ -48,7 +49,10 @@ for _, gateway in ipairs(redis.call('SMEMBERS', K.sources)) do
     if #ids == 0 then redis.call('SREM', K.sources, gateway) end
     for _, id in ipairs(ids) do
       if redis.call('EXISTS', state_key(id)) == 1 then stranded[#stranded + 1] = id
-      else redis.call('SREM', requests_key(gateway), id) end
+      else
+        redis.call('SREM', requests_key(gateway), id)
+        forget(id)
+      end
     end
   end
 end
@@ -62,7 +66,7 @@ for _, engine in ipairs(redis.call('ZRANGEBYSCORE', A[2], '-inf', int(now), 'LIM
 end
 local marked = {}
 for _, waiting in ipairs({K.orphans, K.suspects}) do
-  for _, id in ipairs(redis.call('ZRANGE', waiting, 0, most - 1)) do
+  for _, id in ipairs(redis.call('ZRANDMEMBER', waiting, most)) do
     local mark = redis.call('HGET', K.cancels, id)
     if not mark then
       -- of one choice, the choice's mark is the request's
