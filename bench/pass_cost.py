@@ -141,16 +141,16 @@ class Engine:
         own = self._random.integers(0, VOCABULARY, TAIL + longer, dtype=np.int32)
         return np.concatenate([self._shared[: self._context - TAIL], own])
 
-    def push(self, prompt: NDArray[Any], new_tokens: int) -> None:
+    def push(self, prompt: NDArray[Any], new_tokens: int, tenant: str = "") -> None:
         """One request."""
-        self.door.push(self.request(prompt, new_tokens))
+        self.door.push(self.request(prompt, new_tokens, tenant))
 
-    def request(self, prompt: NDArray[Any], new_tokens: int) -> Request:
+    def request(self, prompt: NDArray[Any], new_tokens: int, tenant: str = "") -> Request:
         """One that nobody has pushed yet."""
         handle = RequestHandle(self._next)
         self._next += 1
         sampling = Sampling(max_new_tokens=new_tokens, stop_token_ids=frozenset([2]))
-        return Request(id=str(handle), handle=handle, prompt=prompt, sampling=sampling)
+        return Request(str(handle), handle, prompt, sampling, tenant=tenant)
 
     def step(self) -> None:
         """One pass; what it says is thrown away."""
@@ -457,12 +457,12 @@ def come_and_go(engine: Engine, count: int) -> Side:
     return Side(engine.loop.step, replace)
 
 
-def waiting_adds_us(rows: int, passes: int) -> float:
-    """Microseconds that 10,000 waiting requests add to a pass: median of turns."""
+def waiting_adds_us(rows: int, passes: int, tenants: int) -> float:
+    """Microseconds that 10,000 waiting requests of so many tenants add to a pass: median of turns."""
     alone = Engine(rows, 1_000, block_tokens=64, passes=passes)
     crowded = Engine(rows, 1_000, block_tokens=64, passes=passes)
-    for _ in range(10_000):
-        crowded.push(np.arange(100, dtype=np.int32), 16)
+    for at in range(10_000):
+        crowded.push(np.arange(100, dtype=np.int32), 16, tenant=str(at % tenants))
     crowded.step()
     took = in_turn({"alone": engine_side(alone), "crowded": engine_side(crowded)}, passes)
     assert crowded.loop.metrics.get().waiting == 10_000
@@ -589,9 +589,10 @@ def measure(table: Table, options: argparse.Namespace) -> None:
             table.judge("changing_p999_of_step", round(worst, 3))
         table.show("full_over_free", full_over_free(least, block_tokens, passes // 2))
     if only in (None, "rest"):
-        waiting = waiting_adds_us(least, passes // 2)
-        table.show("waiting_adds_us", waiting)
-        table.judge("waiting_adds_us", waiting)
+        for tenants in (1, 1_000):
+            waiting = waiting_adds_us(least, passes // 2, tenants)
+            table.show(f"waiting_adds_us, tenants: {tenants}", waiting)
+            table.judge("waiting_adds_us", waiting)
 
 
 def main() -> None:

@@ -157,7 +157,7 @@ class NaiveEngine:
 
     def rank(self, sequence: NaiveSequence) -> tuple[int, int, float, int]:
         """Its place."""
-        due_s = sequence.arrived_s + 60.0
+        due_s = sequence.arrived_s + 60.0  # the contract's minute, not ours: else both could be wrong
         if sequence.deadline_s is not None:
             due_s = min(due_s, sequence.deadline_s)
         return sequence.band, self._places[sequence.tenant], due_s, sequence.number

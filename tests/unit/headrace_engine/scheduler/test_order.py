@@ -218,6 +218,64 @@ def test_thousands_of_tenants_that_arrive_at_once_get_their_places_together() ->
     assert settled == 1
 
 
+def test_to_look_at_the_first_costs_nothing_for_tenants_behind_them() -> None:
+    asked = 0
+
+    class Counting(TotalOrder):
+        def place(self, tenant: str) -> int:
+            nonlocal asked
+            asked += 1
+            return super().place(tenant)
+
+    order = Counting({})
+    line = WaitingLine(order)
+    sequences = [make(i, f"t{i:05}") for i in range(1, 3000)]
+    for sequence in sequences:
+        order.enter(sequence)
+        line.add(sequence)
+    assert next(iter(line)).number == 1
+    asked = 0
+    for sequence in sequences[:100]:
+        assert next(iter(line)) is sequence
+        line.remove(sequence)
+    line.add(sequences[50])
+    assert next(iter(line)) is sequences[50]
+    assert asked < 101 * 15
+
+
+@pytest.mark.rule("order.total")
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.integers(0, 2)), max_size=60))
+def test_the_line_is_in_the_total_order_whatever_comes_and_goes(
+    events: list[tuple[int, int, int]],
+) -> None:
+    order = TotalOrder({})
+    line = WaitingLine(order, ageing_s=10.0)
+    here: dict[int, Sequence] = {}
+    waits: set[int] = set()
+    for now, (what, tenant, band) in enumerate(events, start=1):
+        if what < 4:  # one comes
+            here[now] = make(now, f"t{tenant}", band, float(now))
+            order.enter(here[now])
+            line.add(here[now])
+            waits.add(now)
+        elif what == 4:
+            order.settle()
+        elif what == 5:
+            line.age(float(now))
+        elif here:
+            number = sorted(here)[tenant % len(here)]
+            order.charge(here[number], 10 * band)
+            if number in waits:  # it runs
+                line.remove(here[number])
+                waits.remove(number)
+            elif what < 8:  # it waits again
+                line.add(here[number])
+                waits.add(number)
+            else:
+                order.leave(here.pop(number))
+        assert numbers(line) == sorted(waits, key=lambda n: order.rank(here[n]))
+
+
 @pytest.mark.rule("order.ageing")
 def test_who_waits_long_moves_up_a_band_after_each_time() -> None:
     order = TotalOrder({})

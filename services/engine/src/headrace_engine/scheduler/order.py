@@ -13,6 +13,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
+from operator import attrgetter
 from typing import Final
 
 from headrace_engine.cache.block import Rank
@@ -22,6 +23,9 @@ from headrace_engine.state.sequence import Sequence
 OVERTAKEN_S: Final = 60.0
 """Who has no deadline, or a later one, has to be done so long after it came, as far as its turn goes: nobody
 is overtaken for longer by deadlines of others."""
+
+
+_share = attrgetter("counter", "name")
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +51,7 @@ class TotalOrder:
         every tenant with sequences stands once in ``_heap``, under a counter that it had
     """
 
-    __slots__ = ("_bands", "_heap", "_pushed", "_tenants", "_weights", "arrived")
+    __slots__ = ("_bands", "_heap", "_pushed", "_tenants", "_weights", "arrived", "placings")
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
@@ -58,6 +62,8 @@ class TotalOrder:
         self._pushed = 0
         self.arrived = False
         """Whether a tenant has no place yet."""
+        self.placings = 0
+        """How often places changed."""
 
     def rank(self, sequence: Sequence) -> Rank:
         """Place of a sequence that has entered. Smaller goes first."""
@@ -122,7 +128,7 @@ class TotalOrder:
     def settle(self) -> bool:
         """A quantum ends: tenants are placed by counter. True if any place changed."""
         self.arrived = False
-        placed = sorted(self._tenants.values(), key=lambda t: (t.counter, t.name))
+        placed = sorted(self._tenants.values(), key=_share)
         changed = False
         least = self._least() or 0.0
         for place, tenant in enumerate(placed):
@@ -131,6 +137,7 @@ class TotalOrder:
         for tenant in placed:
             if not tenant.sequences and tenant.counter <= least:
                 del self._tenants[tenant.name]
+        self.placings += changed
         return changed
 
     def place(self, tenant: str) -> int:
@@ -170,15 +177,21 @@ class WaitingLine:
     """Waiting sequences, one sorted line per band and tenant; the order joins them.
 
     Looking at the first few costs nothing for the thousands behind them.
+
+    Invariants
+        ``_tenants[band]`` are those of ``_lines[band]`` by place, as of ``_placings``
     """
 
-    __slots__ = ("_ageing_s", "_due", "_lines", "_order", "_standing")
+    __slots__ = ("_ageing_s", "_due", "_lines", "_order", "_placings", "_standing", "_tenants")
 
     def __init__(self, order: TotalOrder, ageing_s: float | None = None) -> None:
         """After each ``ageing_s`` a sequence moves up a band; None: it never does."""
         self._order = order
         self._ageing_s = ageing_s
         self._lines: dict[int, dict[str, list[Sequence]]] = {}
+        self._tenants: dict[int, list[str]] = {}
+        """By band, where somebody has looked since places changed."""
+        self._placings = order.placings
         self._standing: dict[int, Sequence] = {}
         """By number."""
         self._due = DueTimes(self._standing)
@@ -191,14 +204,19 @@ class WaitingLine:
     def __iter__(self) -> Iterator[Sequence]:
         """In the total order. The line may not change while it is looked at."""
         for band in sorted(self._lines):
-            tenants = self._lines[band]
-            for tenant in sorted(tenants, key=self._order.place):
-                yield from tenants[tenant]
+            lines, tenants = self._lines[band], self._in_order(band)
+            if tenants is None:
+                tenants = self._tenants[band] = sorted(lines, key=self._order.place)
+                self._placings = self._order.placings  # who arrived got a place just now
+            for tenant in tenants:
+                yield from lines[tenant]
 
     def add(self, sequence: Sequence) -> None:
         """It begins to wait; one that comes back stands before those that arrived later."""
-        band = self._order.band(sequence)
-        line = self._lines.setdefault(band, {}).setdefault(sequence.request.tenant, [])
+        band, tenant = self._order.band(sequence), sequence.request.tenant
+        line = self._lines.setdefault(band, {}).setdefault(tenant, [])
+        if not line and (tenants := self._in_order(band)) is not None:
+            insort(tenants, tenant, key=self._order.place)
         insort(line, sequence, key=_turn)
         self._standing[sequence.number] = sequence
         if self._ageing_s is not None and band:
@@ -212,9 +230,13 @@ class WaitingLine:
         assert line[at] is sequence, "not in the line"
         del line[at]
         if not line:
+            tenants, place = self._in_order(band), self._order.place
+            if tenants is not None:
+                del tenants[bisect_left(tenants, place(tenant), key=place)]
             del self._lines[band][tenant]
             if not self._lines[band]:
                 del self._lines[band]
+                self._tenants.pop(band, None)
         del self._standing[sequence.number]
 
     def age(self, now_s: float) -> bool:
@@ -230,6 +252,13 @@ class WaitingLine:
                 self.add(sequence)
                 moved = True
         return moved
+
+    def _in_order(self, band: int) -> list[str] | None:
+        """Tenants of a band, if their order is known; it is not once places have changed."""
+        if self._order.arrived or self._placings != self._order.placings:
+            self._tenants.clear()
+            self._placings = self._order.placings
+        return self._tenants.get(band)
 
     def _due_s(self, sequence: Sequence, band: int) -> float:
         """When it moves up from ``band``."""
