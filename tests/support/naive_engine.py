@@ -157,7 +157,8 @@ class NaiveEngine:
 
     def rank(self, sequence: NaiveSequence) -> tuple[int, int, float, int]:
         """Its place."""
-        due_s = sequence.arrived_s + 60.0  # the contract's minute, not ours: else both could be wrong
+        # The contract's minute and not our constant: else both could be wrong.
+        due_s = sequence.arrived_s + 60.0
         if sequence.deadline_s is not None:
             due_s = min(due_s, sequence.deadline_s)
         return sequence.band, self._places[sequence.tenant], due_s, sequence.number
