@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from support.engine import colliding_fold
 from support.engine_machine import EngineMachine
+from support.lengths import times
 
 
 @pytest.mark.rule("request.one-terminal-status")
@@ -35,7 +36,7 @@ def test_whatever_happens_each_sequence_says_what_it_says_alone(
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=50 if not colliding else 20,
+            max_examples=times(50 if not colliding else 20),
             stateful_step_count=30,
             deadline=None,
             derandomize=True,

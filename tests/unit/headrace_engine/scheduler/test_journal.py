@@ -5,10 +5,12 @@ from __future__ import annotations
 from array import array
 from itertools import pairwise
 from pathlib import Path
+from sys import getsizeof
 
 import pytest
 from headrace_engine.scheduler.journal import Journal, Segment, unpack
 from headrace_engine.scheduler.journal_file import write_journal
+from headrace_engine.state.request import MediaSpan
 from support.engine import Rig
 from support.journals import SECRET, recorded, recorded_slowly
 
@@ -33,6 +35,17 @@ def test_what_comes_while_a_snapshot_is_taken_is_bounded_too() -> None:
     assert len(journal.segments) == 2
     # Half, a quarter of it more, and what one pass adds.
     assert all(segment.weight < half + half // 4 + 2000 for segment in journal.segments)
+
+
+@pytest.mark.rule("journal.bounded")
+def test_a_request_with_many_images_weighs_what_its_record_holds() -> None:
+    journal = Journal(1 << 30)
+    rig = Rig(journal=journal, session_tokens=4000, batch_tokens=4000, pool_blocks=1000)
+    rig.push([1] * 3000, 1, media=tuple(MediaSpan(i, i + 1, b"") for i in range(0, 3000, 2)))
+    rig.step()
+    record = journal.segments[-1].records[0]
+    held = sum(getsizeof(item) + sum(map(getsizeof, item)) for item in record[2].media)
+    assert journal.segments[-1].weight > held
 
 
 @pytest.mark.rule("journal.bounded")

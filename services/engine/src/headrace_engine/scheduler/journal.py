@@ -253,7 +253,8 @@ class Journal:
     def accepted(self, sequence: Sequence, now_s: float) -> None:
         """A sequence begins to wait."""
         tokens = sequence.tokens[: sequence.length] if self._sink is not None else None
-        self._put(("a", now_s, arrival_of(sequence)), 500, tokens)
+        weight = 500 + 150 * len(sequence.request.media)
+        self._put(("a", now_s, arrival_of(sequence)), weight, tokens)
 
     def ended(self, sequence: Sequence, now_s: float, *, failed: bool) -> None:
         """A sequence has its end."""
