@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -212,6 +213,17 @@ def test_a_journal_that_could_not_be_written_whole_leaves_nothing_and_the_one_be
         write_journal(journal, tmp_path / "j")
     assert [path.name for path in tmp_path.iterdir()] == ["j"]
     assert (tmp_path / "j").read_text() == "".join(before)
+
+
+def test_a_link_where_a_journal_is_written_leads_nowhere(tmp_path: Path) -> None:
+    """Its name can be guessed, and the folder for temporary files is everybody's."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / f"j.{os.getpid()}").symlink_to(victim)
+    written(tmp_path / "j")
+    assert victim.read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["j", "victim"]
+    assert not (tmp_path / "j").is_symlink()
 
 
 def test_a_full_disk_leaves_no_next_file(tmp_path: Path) -> None:

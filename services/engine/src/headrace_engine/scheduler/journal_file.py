@@ -47,8 +47,10 @@ def write_journal(journal: Journal, path: Path) -> None:
     """
     journal.flush()
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    # Of an engine that was killed at this; or a link, as anybody may put one into a temporary folder.
+    fresh.unlink(missing_ok=True)
     try:
-        with _create(fresh) as file:
+        with _create(fresh, os.O_EXCL) as file:
             for segment in journal.segments:
                 writer = _SegmentWriter(file)
                 for _ in writer.head(segment):
@@ -307,8 +309,8 @@ def read_journal(lines: Iterable[str], *, partial: bool = False) -> list[Segment
     return segments
 
 
-def _create(path: Path) -> IO[str]:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+def _create(path: Path, flags: int = os.O_TRUNC) -> IO[str]:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o600)
     os.fchmod(descriptor, 0o600)  # it may have been there, open to all
     return open(descriptor, "w", encoding="utf-8", newline="\n")
 
