@@ -67,13 +67,13 @@ async def test_running_request_is_marked_and_its_owner_nudged(wires: Wires) -> N
 async def test_each_choice_has_its_own_mark(wires: Wires) -> None:
     gateway, engine = await wires.gateway(), await wires.engine()
     await gateway.submit(record("r1", n=3), max_queued=2)
-    first = mark(FinishReason.STOP, choice=2, at=4)
+    first = mark(FinishReason.STOP, choice=2)
     # a choice can be marked before the request runs
     await gateway.cancel(MODEL, "r1", first)
     assert await gateway.queue_depth(MODEL) == 1
     taken = (await claim(engine))["r1"]
     assert list(taken.cancels) == [first]
-    second = mark(FinishReason.STOP, choice=0, at=9)
+    second = mark(FinishReason.STOP, choice=0)
     await gateway.cancel(MODEL, "r1", second)
     renewed = await engine.renew(MODEL, "e-1", {"r1": 1}, lease_ms=LEASE_MS)
     assert renewed.cancelled == {"r1": [second, first]}
@@ -89,7 +89,7 @@ async def test_stop_of_a_single_choice_is_a_stop_of_the_request(wires: Wires) ->
     await claim(engine)
     await engine.append_log("e-1", "r1", 1, entry([1, 2]))
     await engine.release(MODEL, "e-1", {"r1": 1})
-    await gateway.cancel(MODEL, "r1", mark(FinishReason.STOP, choice=0, at=2))
+    await gateway.cancel(MODEL, "r1", mark(FinishReason.STOP, choice=0))
     state = await gateway.request_state("r1")
     assert state is not None
     assert (state.status, state.finish) == ("finished", FinishReason.STOP)

@@ -206,10 +206,9 @@ def mark(
     reason: FinishReason = FinishReason.CANCELLED,
     *,
     choice: int | None = None,
-    at: int | None = None,
 ) -> CancelMark:
     """A cancel mark."""
-    return CancelMark(reason=f"FINISH_REASON_{reason.name}", choice=choice, at=at)
+    return CancelMark(reason=f"FINISH_REASON_{reason.name}", choice=choice)
 
 
 # steps

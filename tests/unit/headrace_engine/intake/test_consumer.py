@@ -81,7 +81,7 @@ async def test_a_choice_that_had_ended_gets_no_sequence_and_counts_in_the_usage(
 async def test_a_mark_of_one_choice_that_came_before_the_claim_is_obeyed() -> None:
     bench = IntakeBench(MemoryBroker())
     await bench.submit(make_record(n=2, slot=4, max_new_tokens=3))
-    mark = CancelMark(reason=codes_pb2.FINISH_REASON_STOP, choice=1, at=0)
+    mark = CancelMark(reason=codes_pb2.FINISH_REASON_STOP, choice=1)
     await bench.gateway.cancel("m", "r1", mark)
     async with bench.running():
         await bench.pushed(1)

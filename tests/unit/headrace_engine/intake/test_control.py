@@ -92,7 +92,7 @@ async def test_an_attached_gateway_is_told_of_choices_that_have_ended() -> None:
         await bench.submit(make_record(n=2, max_new_tokens=100, slot=9))
         await bench.pushed(1)
         bench.step(2)
-        mark = CancelMark(reason=codes_pb2.FINISH_REASON_STOP, choice=0, at=1)
+        mark = CancelMark(reason=codes_pb2.FINISH_REASON_STOP, choice=0)
         await bench.gateway.cancel("m", "r1", mark)
         await eventually(lambda: bool(bench.fake.cancels))
         bench.step()

@@ -70,7 +70,7 @@ async def test_the_end_of_one_choice_is_logged_while_another_goes_on() -> None:
         await bench.submit(make_record(n=2, max_new_tokens=100))
         await bench.pushed(1)
         bench.step(2)
-        mark = CancelMark(reason=codes_pb2.FINISH_REASON_STOP, choice=1, at=1)
+        mark = CancelMark(reason=codes_pb2.FINISH_REASON_STOP, choice=1)
         await bench.gateway.cancel("m", "r1", mark)
         await eventually(lambda: bool(bench.fake.cancels))
         bench.step()

@@ -118,7 +118,7 @@ async def test_a_stop_string_ends_its_choice_alone() -> None:
         await bench.pushed(1)
         bench.step(2)
         await bench.gateway.cancel(
-            "m", "r1", CancelMark(reason=codes_pb2.FINISH_REASON_STOP, choice=1, at=1)
+            "m", "r1", CancelMark(reason=codes_pb2.FINISH_REASON_STOP, choice=1)
         )
         await eventually(lambda: bool(bench.fake.cancels))
         bench.step(2)

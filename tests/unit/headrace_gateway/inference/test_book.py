@@ -31,7 +31,7 @@ class NotedCancels(Cancels):
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         super().__init__(MemoryGatewayWire(MemoryBroker()), Tasks(), metrics)
-        self.asked: list[tuple[str, FinishReason, str, int | None, int | None]] = []
+        self.asked: list[tuple[str, FinishReason, str, int | None]] = []
 
     def ask(
         self,
@@ -41,10 +41,9 @@ class NotedCancels(Cancels):
         *,
         cause: str,
         choice: int | None = None,
-        at: int | None = None,
     ) -> None:
         """Notes it."""
-        self.asked.append((request, reason, cause, choice, at))
+        self.asked.append((request, reason, cause, choice))
 
 
 class Desk:
@@ -52,7 +51,8 @@ class Desk:
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.wire = wire = MemoryGatewayWire(MemoryBroker(clock=self.clock))
+        self.broker = MemoryBroker(clock=self.clock)
+        self.wire = wire = MemoryGatewayWire(self.broker)
         self.metrics = GatewayMetrics(Registry("gateway"))
         self.cancels = NotedCancels(self.metrics)
         self.mended: list[str] = []
@@ -128,8 +128,8 @@ def test_ending_a_call_tells_every_engine_once() -> None:
     desk.book.end(call, CANCELLED, "request")
     desk.book.end(call, CANCELLED, "disconnect")
     assert desk.cancels.asked == [
-        ("r.0", CANCELLED, "request", None, None),
-        ("r.1", CANCELLED, "request", None, None),
+        ("r.0", CANCELLED, "request", None),
+        ("r.1", CANCELLED, "request", None),
     ]
     assert call.cause == "request"
     assert desk.book.unsettled == 0
@@ -140,7 +140,7 @@ def test_a_stop_string_is_told_and_told_again_when_the_engine_goes_on() -> None:
     call = desk.open()
     [session] = call.sessions
     desk.say(session, "aENDx")
-    assert desk.cancels.asked == [("r.0", STOP, "stop_string", 0, 4)]
+    assert desk.cancels.asked == [("r.0", STOP, "stop_string", 0)]
     desk.say(session, "yz")
     assert len(desk.cancels.asked) == 1
     desk.clock.advance(REMARK_S + 0.1)
@@ -167,7 +167,7 @@ def test_a_deadline_ends_a_call_exactly_when_it_is_due() -> None:
     desk.clock.advance(0.1)
     desk.look()
     assert call.sessions[0].choices[0].finish is FinishReason.DEADLINE
-    assert desk.cancels.asked == [("r.0", FinishReason.DEADLINE, "deadline", None, None)]
+    assert desk.cancels.asked == [("r.0", FinishReason.DEADLINE, "deadline", None)]
 
 
 def test_a_call_without_readers_is_given_once_when_its_grace_is_over() -> None:
@@ -186,7 +186,7 @@ async def test_grace_that_is_over_cancels_what_the_server_does_not_know_better()
     call = desk.open()
     await desk.book.grace_over(call)
     assert call.ended
-    assert desk.cancels.asked == [("r.0", CANCELLED, "disconnect", None, None)]
+    assert desk.cancels.asked == [("r.0", CANCELLED, "disconnect", None)]
 
 
 @pytest.mark.parametrize("elsewhere", ["r.0", "r.1"])
@@ -203,6 +203,24 @@ async def test_grace_that_is_over_cancels_no_prompt_of_a_call_that_goes_elsewher
     assert call.ended
     assert desk.cancels.asked == []
     assert desk.book.unsettled == 0
+
+
+async def test_grace_that_is_over_while_the_server_is_away_begins_anew() -> None:
+    desk = Desk()
+    call = desk.open()
+    [session] = call.sessions
+    await desk.wire.submit(record(session.id, gateway="g1"), max_queued=9)
+    await desk.wire.attach(session.id, "g2", 7, 0)  # before it went away
+    desk.broker.up = False
+    await desk.book.grace_over(call)
+    assert not call.ended
+    assert desk.look(grace_s=3) == []
+    desk.broker.up = True
+    desk.clock.advance(3)
+    assert desk.look(grace_s=3) == [call]
+    await desk.book.grace_over(call)
+    assert call.moved
+    assert desk.cancels.asked == []
 
 
 async def test_a_call_to_which_a_reader_comes_is_not_over() -> None:

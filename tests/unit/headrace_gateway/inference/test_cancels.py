@@ -56,11 +56,11 @@ async def test_a_mark_is_sent_at_once_and_counted_by_cause() -> None:
     wire, metrics = Wire(), GatewayMetrics(Registry("gateway"))
     async with Tasks() as tasks:
         cancels = Cancels(wire, tasks, metrics)
-        cancels.ask("m", "r", FinishReason.STOP, cause="stop_string", choice=0, at=5)
+        cancels.ask("m", "r", FinishReason.STOP, cause="stop_string", choice=0)
         await settle()
     [(request, mark)] = wire.marks
     assert request == "r"
-    assert (mark.reason, mark.choice, mark.at) == (FinishReason.STOP, 0, 5)
+    assert (mark.reason, mark.choice) == (FinishReason.STOP, 0)
     assert b'cancels_total{cause="stop_string"} 1.0' in metrics.registry.exposition()
 
 

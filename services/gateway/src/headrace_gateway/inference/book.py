@@ -184,18 +184,20 @@ class Book:
                 yield call
 
     async def grace_over(self, call: OpenCall) -> None:
-        """Cancels a call that nobody took up, unless another gateway has it now."""
+        """Cancels a call that nobody took up, unless another gateway has it now, or may have it:
+        while the server is away, which knows, it has another grace.
+        """
         for session in call.sessions:
             if session.ended:
                 continue
+            state, away = None, False
             try:
                 state = await self._wire.request_state(session.id)
             except TransportUnavailable:
-                state = None
+                away = not call.readers
             except CommandFailed as error:  # damaged: nobody took it up by that
                 log.error("request.unreadable", id=session.id, reason=str(error))
-                state = None
-            if call.coming:  # and counts anew from here, should it not arrive
+            if call.coming or away:  # and counts anew from here, should it not arrive
                 call.left_at = self._clock.monotonic()
             if call.readers or call.left_at is not None:
                 return
@@ -213,16 +215,14 @@ class Book:
                 self.cancel_record(session, cause, reason)
 
     def _stop(self, session: Session, choice: int) -> None:
-        """Tells the engine that a stop string ended a choice, and where."""
-        stopped = session.choices[choice]
-        stopped.marked_at = self._clock.monotonic()
+        """Tells the engine that a stop string ended a choice."""
+        session.choices[choice].marked_at = self._clock.monotonic()
         self._cancels.ask(
             session.record.model,
             session.id,
             FinishReason.STOP,
             cause="stop_string",
             choice=choice,
-            at=len(stopped.tokens),
         )
 
     def _settle(self, call: OpenCall) -> None:

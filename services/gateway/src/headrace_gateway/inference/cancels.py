@@ -44,10 +44,9 @@ class Cancels:
         *,
         cause: str,
         choice: int | None = None,
-        at: int | None = None,
     ) -> None:
-        """Has a mark set, soon. ``at``: generated tokens of ``choice`` to keep."""
-        mark = mark_of(reason, choice=choice, at=at)
+        """Has a mark set, soon."""
+        mark = mark_of(reason, choice=choice)
         self._metrics.cancels.labels(cause).inc()
         self._spawn(model, request, mark)
 
@@ -94,13 +93,9 @@ class Cancels:
                 del self._sending[request]
 
 
-def mark_of(
-    reason: FinishReason, *, choice: int | None = None, at: int | None = None
-) -> CancelMark:
+def mark_of(reason: FinishReason, *, choice: int | None = None) -> CancelMark:
     """A mark as it travels."""
     mark = CancelMark(reason=reason.value)
     if choice is not None:
         mark.choice = choice
-    if at is not None:
-        mark.at = at
     return mark
