@@ -6,7 +6,7 @@ import pytest
 from headrace_contracts.codes import FinishReason
 from headrace_contracts.pb.queue_pb2 import RequestRecord
 from headrace_gateway.errors import Draining, HandedOver, Internal
-from headrace_gateway.inference.book import CLOSING_S, REMARK_S, Book
+from headrace_gateway.inference.book import CLOSING_S, MAX_RATES, REMARK_S, Book
 from headrace_gateway.inference.cancels import Cancels
 from headrace_gateway.inference.inbox import Inbox
 from headrace_gateway.inference.receipt import Receipts
@@ -258,6 +258,16 @@ def test_a_call_that_was_taken_up_anew_stays_when_the_old_one_is_forgotten() -> 
     new.sessions[0].take_finish(0, LENGTH, None, "")
     desk.book.changed(new.sessions[0])
     assert new.reported
+
+
+def test_so_many_models_have_a_rate_and_the_one_that_is_asked_for_stays() -> None:
+    desk = Desk()
+    first, second = desk.book.rate("m0"), desk.book.rate("m1")
+    for i in range(2, MAX_RATES + 1):
+        assert desk.book.rate("m0") is first
+        desk.book.rate(f"m{i}")
+    assert desk.book.rate("m0") is first
+    assert desk.book.rate("m1") is not second
 
 
 def test_an_ended_call_keeps_its_slots_until_the_engine_is_done_or_time_is_up() -> None:

@@ -90,14 +90,16 @@ async def test_text_handling_is_built_once_and_again_only_when_its_files_change(
     assert first.card.weights_version == "w2"
 
 
-async def test_what_was_built_of_a_model_that_went_away_is_not_kept() -> None:
+async def test_nothing_of_a_model_that_went_away_is_kept() -> None:
     shop = Shop(cache_s=0)
     await shop.put(toy_card("a"))
     await shop.catalog.model("a")
+    await shop.catalog.engines("a")
     shop.broker.flush()
     shop.clock.advance(LOST_CARD_S + 1)
     assert not await shop.catalog.cards()
-    assert shop.catalog.empty
+    kept = vars(shop.catalog)
+    assert not any(kept[name] for name in ("_cards", "_engines", "_seen", "_texts"))
 
 
 async def test_a_fingerprint_changes_with_the_weights_and_their_precision() -> None:

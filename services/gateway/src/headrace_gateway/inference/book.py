@@ -28,6 +28,8 @@ log = get_logger(__name__)
 
 REMARK_S: Final = 1.0
 """A choice that goes on although it was stopped is stopped again after this."""
+MAX_RATES: Final = 256
+"""Models whose queues are watched; beyond them the one goes that was asked for the longest ago."""
 CLOSING_S: Final = 10.0
 """How long an ended request keeps its slots when its engine does not tell its end."""
 
@@ -92,7 +94,10 @@ class Book:
 
     def rate(self, model: str) -> DrainRate:
         """How fast the model's queue empties."""
-        return self._rates.setdefault(model, DrainRate())
+        rate = self._rates[model] = self._rates.pop(model, None) or DrainRate()
+        if len(self._rates) > MAX_RATES:
+            del self._rates[next(iter(self._rates))]
+        return rate
 
     def heard(self, session: Session, outcome: Outcome, choice: int) -> None:
         """A row did something to a session."""

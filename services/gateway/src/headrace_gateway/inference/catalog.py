@@ -121,8 +121,9 @@ class Catalog:
                 self._seen = {
                     name: at for name, at in self._seen.items() if now - at < LOST_CARD_S
                 } | dict.fromkeys(self._cards, now)
-                for name in self._texts.keys() - self._seen.keys():
-                    del self._texts[name]
+                for known in (self._texts, self._engines):
+                    for name in known.keys() - self._seen.keys():
+                        del known[name]
             return self._cards
 
     async def card(self, name: str) -> ModelCard:
