@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from headrace_engine.kernels.gpu.card import processors_of
 from headrace_engine.kernels.gpu.decode_attention import FEW_ROWS, DecodeAttention
 from headrace_engine.kernels.gpu.embed import embed_norm
+from headrace_engine.kernels.gpu.gated_many import gated_many, gates_many
 from headrace_engine.kernels.gpu.gemv import gemv
 from headrace_engine.kernels.gpu.norm import residual_norm
 from headrace_engine.kernels.gpu.prefill_attention import prefill_attention
@@ -143,7 +144,9 @@ class CudaDecoder:
         self._qkv = empty(tokens, config.qkv_width)
         # Zeros: nobody attends for tokens that only fill a step up, and they run on with what is here.
         self._attended = empty(tokens, config.heads * config.head_dim).zero_()
-        self._gate_up = empty(tokens, 2 * config.intermediate)
+        # Large steps need none, which is half a gigabyte of an 8B model.
+        apart = next((count for count in range(tokens, 0, -1) if self._swiglu_apart(count)), 0)
+        self._gate_up = empty(apart, 2 * config.intermediate)
         self._active = empty(tokens, config.intermediate)
         self._fresh = torch.zeros(
             (rounded_up(tokens) if tokens >= self.fresh_tokens else 0, config.qkv_width),
@@ -234,15 +237,24 @@ class CudaDecoder:
     ) -> Tensor | None:
         count = normed.shape[0]
         active = self._active[:count]
-        if count <= _GEMV_ROWS:
-            gemv(normed, layer.gate_up, active, gated=True)
-        elif gates(count, active.shape[1], normed.shape[1], self._processors):
-            gated_product(normed, layer.gate_up, active)
-        else:
+        if self._swiglu_apart(count):
             gate_up = self._gate_up[:count]
             torch.mm(normed, layer.gate_up.t(), out=gate_up)
             swiglu(gate_up, active)
+        elif count <= _GEMV_ROWS:
+            gemv(normed, layer.gate_up, active, gated=True)
+        elif count <= MOST_ROWS:
+            gated_product(normed, layer.gate_up, active)
+        else:
+            gated_many(normed, layer.gate_up, active, self._processors)
         return self._product(active, layer.down, delta, residual)
+
+    def _swiglu_apart(self, count: int) -> bool:
+        """Whether gate and up of so many tokens are the library's product, and SwiGLU follows it."""
+        shape = (self._config.intermediate, self._config.hidden, self._processors)
+        if count <= MOST_ROWS:
+            return count > _GEMV_ROWS and not gates(count, *shape)
+        return not gates_many(count, *shape)
 
     def _attend(
         self,

@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, OPTIONS
+from headrace_engine.kernels.gpu.swiglu import silu_times
 
 
 @triton.jit
@@ -55,10 +56,7 @@ def _gemv(
             other += u.to(tl.float32) * value
     result = tl.sum(total, 1)
     if GATED:
-        kind = out.dtype.element_ty
-        result = result.to(kind).to(tl.float32)
-        result = (result / (1.0 + tl.exp(-result))).to(kind).to(tl.float32)
-        result *= tl.sum(other, 1).to(kind).to(tl.float32)
+        result = silu_times(result, tl.sum(other, 1), out.dtype.element_ty)
     tl.store(out + lines, result.to(out.dtype.element_ty), lines < WIDTH)
 
 

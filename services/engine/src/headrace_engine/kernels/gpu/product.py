@@ -24,9 +24,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace_engine.kernels.gpu.launch import DEPENDENT_LAUNCH, MEMORY, OPTIONS, power_of_two
+from headrace_engine.kernels.gpu.swiglu import silu_times
 
 MOST_ROWS: Final = 128
-"""Of all products here. Beyond, arithmetic is what takes the time."""
+"""Of all products here. Beyond, arithmetic is what takes the time: see ``gated_many``."""
 MOST_SPLITS: Final = 8
 _SMALL: Final = 4 << 20
 """Items at most of a matrix that is read faster than kernels start one after the other."""
@@ -112,10 +113,7 @@ def _product(
             up = weights.load([first + WIDTH, at])
             other = tl.dot(up, value, other, input_precision="ieee")
     if GATED:
-        kind: tl.constexpr = out.dtype.element_ty
-        gate = total.to(kind).to(tl.float32)
-        gate = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
-        total = gate * other.to(kind).to(tl.float32)
+        total = silu_times(total, other, out.dtype.element_ty)
     row = tl.arange(0, ROWS)
     place = row[None, :] * WIDTH + (first + tl.arange(0, BLOCK))[:, None]
     out += split * rows * WIDTH

@@ -19,6 +19,14 @@ _BLOCK = 1024
 
 
 @triton.jit
+def silu_times(gate, up, KIND: tl.constexpr):
+    """``silu(gate) * up`` in float32, of factors that are rounded to KIND."""
+    gate = gate.to(KIND).to(tl.float32)
+    gate = (gate / (1.0 + tl.exp(-gate))).to(KIND).to(tl.float32)
+    return gate * up.to(KIND).to(tl.float32)
+
+
+@triton.jit
 def _swiglu(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -27,10 +35,9 @@ def _swiglu(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.cons
         gdc_wait()
         gdc_launch_dependents()
     start = gate_up + row * 2 * WIDTH + columns
-    gate = tl.load(start, inside, 0.0).to(tl.float32)
-    up = tl.load(start + WIDTH, inside, 0.0).to(tl.float32)
-    gate = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * WIDTH + columns, (gate * up).to(out.dtype.element_ty), inside)
+    kind: tl.constexpr = out.dtype.element_ty
+    result = silu_times(tl.load(start, inside, 0.0), tl.load(start + WIDTH, inside, 0.0), kind)
+    tl.store(out + row * WIDTH + columns, result.to(kind), inside)
 
 
 def swiglu(gate_up: torch.Tensor, out: torch.Tensor) -> None:
