@@ -54,7 +54,8 @@ def test_a_start_at_the_edges_of_settings_says_what_the_cpu_does(
     folder = save(tiny_model("qwen3", num_hidden_layers=2 if ON_GPU else 1), tmp_path)
     executor = CudaExecutor.load(str(folder), device=DEVICE, dtype=torch.float32)
     if ON_GPU:
-        assert executor.cache_room(ExecutorLimits(slots, tokens, positions, block, 0, 2), 0.5)
+        # Nearly all of the card, some of which tests beside this one may hold.
+        assert executor.cache_room(ExecutorLimits(slots, tokens, positions, block, 0, 2), 0.95)
     told: list[list[int]] = []
     for each in (executor, CpuExecutor.load(str(folder), kernels="torch")):
         driver = Driver(
