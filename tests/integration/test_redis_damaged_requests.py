@@ -166,6 +166,23 @@ async def test_the_request_that_is_whole_is_served(server: RedisServer, begun: b
             await wire.close()
 
 
+async def test_slots_beyond_the_last_one_are_damaged(server: RedisServer) -> None:
+    link = Server(server.url, password=None, options=WireOptions())
+    gateway, engine = await connect_gateway(server.url), await connect_engine(server.url)
+    try:
+        for n in (1, 2):
+            await gateway.submit(record(f"r{n}", n=n), max_queued=9)
+            await link.command("HSET", keys.state(f"r{n}"), "slot", 2**32 - 1)
+        taken = await claim(engine)
+        assert {name: each.record.slot for name, each in taken.items()} == {
+            "r1": 2**32 - 1,
+            "r2": 0,
+        }
+    finally:
+        for wire in (link, gateway, engine):
+            await wire.close()
+
+
 @pytest.mark.parametrize("owner", ["e-1", JUNK])
 async def test_an_engine_whose_lease_was_damaged_takes_a_suspect_and_all_that_comes_after_it(
     server: RedisServer, owner: str | bytes

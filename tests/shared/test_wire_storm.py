@@ -423,7 +423,7 @@ async def check_nothing_is_left(wires: Wires) -> None:
         found -= {keys.GATEWAYS, keys.bell(MODEL), keys.floors(MODEL), keys.sources(MODEL)}
         found -= {keys.idle_tenants(MODEL, band) for band in range(keys.BANDS)}
         found = {name for name in found if not name.startswith(keys.out(""))}
-        left = [name for name in found if as_int(await link.command("PTTL", name)) < 0]
+        left = [name for name in found if as_int(await link.command("PTTL", name)) == -1]
         assert not left
     finally:
         await link.close()

@@ -86,6 +86,20 @@ async def test_an_attached_gateway_gets_what_the_log_lacks_from_where_it_asks() 
     assert [list(item.chosen) for item in frame.logprobs] == [[-17.0, -18.0]] * 2
 
 
+async def test_an_attach_to_slots_that_are_none_is_passed_over() -> None:
+    bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
+    async with bench.running():
+        await bench.submit(make_record(n=2, max_new_tokens=100, slot=9))
+        await bench.pushed(1)
+        await bench.gateway.attach("r1", "other", 2**32 - 1, 0)
+        await bench.gateway.attach("r1", "another", 2**32 - 2, 0)
+        await eventually(lambda: len(bench.broker.out("another")) > 0)
+
+    (frame,) = await bench.frames("another")
+    assert list(frame.slots) == [2**32 - 2, 2**32 - 1]
+    assert not await bench.frames("other")
+
+
 async def test_an_attached_gateway_is_told_of_choices_that_have_ended() -> None:
     bench = IntakeBench(MemoryBroker(), lease_ms=60_000)
     async with bench.running():

@@ -44,8 +44,9 @@ local function int(x) return string.format('%.0f', x) end
 -- What is taken for a number that somebody damaged, and how great one can be that nobody did: one
 -- request must not stop all the others.
 local NUMBERS = {n = '1', slot = '0', attempt = '0', crashes = '0', prompt = '0', deadline = '0'}
+local SLOTS = 2^32
 local MOST = {
-  n = 128, slot = 2^32 - 1, attempt = 2^31, crashes = 2^31, prompt = 2^32 - 1, deadline = 2^53,
+  n = 128, slot = SLOTS - 1, attempt = 2^31, crashes = 2^31, prompt = 2^32 - 1, deadline = 2^53,
 }
 
 local function is_number(name, value)
@@ -71,6 +72,7 @@ local function read(id, ...)
       st[name], st.damaged = NUMBERS[name], true
     end
   end
+  if st.slot and st.n and st.slot + st.n > SLOTS then st.slot, st.damaged = '0', true end
   return st
 end
 

@@ -28,6 +28,7 @@ from headrace_engine.intake.publisher_frames import last_logprobs, logprobs_mess
 log = get_logger(__name__)
 
 _BLOCK_MS = 1000
+_SLOTS = 1 << 32
 
 
 class ControlReader:
@@ -102,6 +103,9 @@ class ControlReader:
         held = self._desk.holdings.get(attach.id)
         if held is None:
             return  # over, or lost: the gateway finds that in the state and the log
+        if attach.slot + held.choices > _SLOTS:
+            log.warning("control.no_such_slots", id=held.id, gateway=attach.gateway)
+            return
         keys = [row_key(held.handle, choice) for choice in range(held.choices)]
         async with self._sending:  # what is on its way to the old gateway must be known first
             if not self._desk.holdings.holds(held):
