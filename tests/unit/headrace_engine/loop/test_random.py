@@ -6,14 +6,20 @@ Whatever happens to it, a sequence says what it would say alone and without a ca
 from __future__ import annotations
 
 import os
+import pkgutil
 import subprocess
 import sys
+from itertools import count
+from typing import Any
 
 import pytest
 from headrace_contracts.prefix_key import fold
+from headrace_engine.errors import EngineFailed
+from headrace_engine.scheduler.journal import Journal
+from headrace_engine.state.request import RequestHandle
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
-from support.engine import colliding_fold
+from support.engine import Rig, colliding_fold
 from support.engine_machine import EngineMachine
 from support.lengths import times
 
@@ -43,6 +49,88 @@ def test_whatever_happens_each_sequence_says_what_it_says_alone(
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         ),
     )
+
+
+STEPS = [
+    "loop.thread.setup_batch",
+    "loop.thread.update_batch",
+    "loop.thread.EngineLoop.publish_metrics",
+    "loop.thread.EngineLoop._tell_started",
+    "loop.lifecycle.Lifecycle.accept",
+    "loop.lifecycle.Lifecycle._make",
+    "loop.lifecycle.Lifecycle.end",
+    "loop.lifecycle.Lifecycle.expire",
+    "loop.lifecycle.Lifecycle.forget",
+    "loop.lifecycle.Lifecycle._usage",
+    "loop.outputs.OutputBuilder.end",
+    "loop.outputs.OutputBuilder.start",
+    "loop.outputs.OutputBuilder.take",
+    "scheduler.scheduler.admit_prompt",
+    "scheduler.scheduler.replay_memory",
+    "scheduler.scheduler.commit_results",
+    "scheduler.residents.Residents.enter",
+    "scheduler.residents.Residents.activate",
+    "scheduler.residents.Residents.end",
+    "scheduler.residents.Residents._release",
+    "scheduler.order.WaitingLine.add",
+    "scheduler.order.WaitingLine.remove",
+    "scheduler.order.TotalOrder.settle",
+    "scheduler.reasons.ReasonBook.spent",
+    "scheduler.journal.Journal.planned",
+    "cache.logical_pool.LogicalBlockPool.leave",
+    "cache.trie.PrefixTrie.insert",
+    "state.sequence.SequenceColumns.flush",
+]
+"""What a pass calls, somewhere in it. It breaks, and again the next time: that may be when everybody is
+told that the engine failed."""
+TELLING = {"loop.outputs.OutputBuilder.end", "loop.outputs.OutputBuilder.start"}
+"""Breaks once: without it nobody can be told."""
+
+
+@pytest.mark.rule("request.one-terminal-status")
+@pytest.mark.rule("loop.failed-batch-ends-all")
+@pytest.mark.parametrize("phases", [1, 2])
+@pytest.mark.parametrize("step", STEPS)
+def test_whatever_breaks_at_any_time_every_choice_gets_one_end(
+    step: str, phases: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broke = 0
+    for nth in (1, 2, 5, 12):
+        rig = Rig(phases=phases, pool_blocks=10, max_batch=3, max_waiting=6, journal=Journal(8000))
+        for i in range(12):
+            rig.push(
+                [i % 3] * (1 + i), 1 + i % 7, n=1 + i % 2, deadline_s=None if i % 4 else 1e9 * i
+            )
+        rig.push([], 2)
+        rig.cancel(RequestHandle(5))
+        rig.door.drain()
+        with monkeypatch.context() as patch:
+            again = step not in TELLING
+            _break(patch, f"headrace_engine.{step}", range(nth, nth + 1 + again))
+            try:
+                rig.loop.run()
+            except EngineFailed:
+                broke += 1
+        for outputs in rig.door.take_outputs(0) or []:
+            rig.hear(outputs)
+        for handle, request in rig.requests.items():
+            for choice in range(request.n):
+                assert rig.choice(handle, choice).end is not None
+    assert broke, "it was never called"
+
+
+def _break(patch: pytest.MonkeyPatch, step: str, which: range) -> None:
+    """These calls of a function raise, counted from 1."""
+    owner, name = step.rsplit(".", 1)
+    original: Any = getattr(pkgutil.resolve_name(owner), name)
+    calls = count(1)
+
+    def breaking(*args: Any, **named: Any) -> Any:
+        if next(calls) in which:
+            raise ValueError(step)
+        return original(*args, **named)
+
+    patch.setattr(step, breaking)
 
 
 PROGRAM = """

@@ -200,19 +200,15 @@ class Lifecycle:
         for handle, siblings in self._by_handle.items():
             for sequence in siblings:
                 if sequence.end_reason is None:
+                    usage = self._last_usage(sequence, now_s)
                     first_s = sequence.first_pass_s
                     spared = blamed is not None and sequence.number not in blamed
                     if not spared and not sequence.start_told and (blamed or first_s is not None):
                         first_s = now_s if first_s is None else first_s
                         self._outputs.start(sequence, first_s - sequence.arrived_s)
-                    self._tell_end(
-                        sequence,
-                        FinishReason.ERROR,
-                        now_s,
-                        Code.ENGINE_FAILED,
-                        message,
-                        spared=spared,
-                    )
+                    reason, code = FinishReason.ERROR, Code.ENGINE_FAILED
+                    self._outputs.end(sequence, reason, usage, code, message, spared=spared)
+                    self._count(reason)
             request = arriving.pop(handle, None)
             if request is not None:
                 self._refuse_rest(request, {s.choice for s in siblings}, message)
@@ -235,7 +231,9 @@ class Lifecycle:
         message: str = "",
     ) -> None:
         """Gives the sequence its terminal status, and tells the scheduler."""
-        self._tell_end(sequence, reason, now_s, code, message)
+        self._flush(sequence)
+        self._outputs.end(sequence, reason, self._usage(sequence, now_s), code, message)
+        self._count(reason)
         for token in sequence.stop_ids:
             self.stop_tokens[token] -= 1
         self.logprobs_wanted -= sequence.request.sampling.logprobs is not None
@@ -243,21 +241,6 @@ class Lifecycle:
             self._scheduler.fail(sequence, now_s)
         else:
             self._scheduler.end(sequence, now_s)
-
-    def _tell_end(
-        self,
-        sequence: Sequence,
-        reason: FinishReason,
-        now_s: float,
-        code: Code | None,
-        message: str,
-        *,
-        spared: bool = False,
-    ) -> None:
-        self._flush(sequence)
-        usage = self._usage(sequence, now_s)
-        self._outputs.end(sequence, reason, usage, code, message, spared=spared)
-        self._count(reason)
 
     def disown(self, sequence: Sequence, now_s: float) -> None:
         """One that has ended turns out to have computed what is wrong: none of that stays."""
@@ -305,6 +288,17 @@ class Lifecycle:
                 ).items()
             },
         )
+
+    def _last_usage(self, sequence: Sequence, now_s: float) -> SequenceUsage:
+        """For the end of an engine that failed. Its own state may be what broke, and what broke once may
+        break again: nobody else's end may hang on that."""
+        try:
+            self._flush(sequence)
+            return self._usage(sequence, now_s)
+        except Exception:
+            log.exception("sequence.usage_broke", id=sequence.request.id, choice=sequence.choice)
+            prompt = sequence.prompt_tokens
+            return SequenceUsage(prompt, sequence.length - prompt, 0, 0.0, 0.0, 0.0, 0)
 
     def _count(self, reason: FinishReason) -> None:
         name = reason.name.lower()
