@@ -295,8 +295,13 @@ class Lifecycle:
         try:
             self._flush(sequence)
             return self._usage(sequence, now_s)
-        except Exception:
-            log.exception("sequence.usage_broke", id=sequence.request.id, choice=sequence.choice)
+        except Exception as broken:
+            log.warning(
+                "sequence.usage_broke",
+                id=sequence.request.id,
+                choice=sequence.choice,
+                reason=repr(broken),
+            )
             prompt = sequence.prompt_tokens
             return SequenceUsage(prompt, sequence.length - prompt, 0, 0.0, 0.0, 0.0, 0)
 
