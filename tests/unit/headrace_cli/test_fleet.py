@@ -81,6 +81,8 @@ async def test_an_engine_that_stays_is_not_waited_for_for_ever(deployment: Deplo
 async def test_an_unknown_or_ambiguous_engine_is_not_drained(deployment: Deployment) -> None:
     with pytest.raises(CommandFailed, match="no engine 'pod-3'"):
         await drain(deployment.wire, "pod-3", grace_s=None)
+    with pytest.raises(CommandFailed, match="no engine ''"):
+        await drain(deployment.wire, "", grace_s=None)
     with pytest.raises(CommandFailed, match="pod-1-00000001, pod-12-00000002"):
         await drain(deployment.wire, "pod-1", grace_s=None)
 

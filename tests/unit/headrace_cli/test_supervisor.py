@@ -304,7 +304,20 @@ async def test_a_full_log_file_is_put_aside(
         await run.ready.wait()
         run.stop.set()
     assert (tmp_path / "child.log.1").read_text() == "bye\n"
-    assert log.read_text() == ""
+    assert not log.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+async def test_a_full_disk_costs_lines_and_no_process(tmp_path: Path) -> None:
+    run = Run()
+    log = tmp_path / "child.log"
+    log.symlink_to("/dev/full")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run.of(child(tmp_path, log_file=log)))
+        await run.ready.wait()
+        run.stop.set()
+    told = [line for line in run.output.lines if "misses lines from here on" in line]
+    assert told == [f"{log} misses lines from here on: No space left on device"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")

@@ -84,7 +84,7 @@ async def drain(wire: GatewayWire, name: str, *, grace_s: float | None) -> str:
     """
     known = await _engines(wire)
     found = [process for process in known if process == name] or [
-        process for process in known if process.startswith(name)
+        process for process in known if name and process.startswith(name)
     ]
     if len(found) > 1:
         raise CommandFailed(f"{name!r} may be any of {', '.join(sorted(found))}.")

@@ -16,8 +16,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
-from typing import Final, Protocol, Self, TextIO
+from typing import Final, Protocol, Self
 
 LAST_LINES: Final = 20
 """Lines of a child's output that are told when it fails."""
@@ -317,37 +318,49 @@ class _Child:
                 line = data.decode("utf-8", "replace").rstrip()
                 self._last.append(line)
                 self._output.child_line(self.spec.name, line)
-                log.write(line)
+                if (lost := log.write(line)) is not None:
+                    self._output.note(lost)
 
 
 class _LogFile:
-    """Lines on disk, at most twice ``LOG_BYTES``: a full file becomes ``.1``."""
+    """Lines on disk, at most twice ``LOG_BYTES``: a full file becomes ``.1``.
+
+    A disk that is full costs lines, not the processes that write them.
+    """
 
     def __init__(self, path: Path | None) -> None:
         """None: lines are dropped."""
         self._path = path
-        self._file: TextIO | None = None
+        self._file: FileIO | None = None
+        self._told = False
 
     def __enter__(self) -> Self:
-        self._open()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
 
-    def write(self, line: str) -> None:
-        if self._path is None or self._file is None:
-            return
-        self._file.write(line + "\n")
+    def write(self, line: str) -> str | None:
+        """Words for a person when lines begin to be lost."""
+        if self._path is None:
+            return None
+        try:
+            self._put(self._path, f"{line}\n".encode())
+        except OSError as error:
+            told, self._told = self._told, True
+            return None if told else f"{self._path} misses lines from here on: {error.strerror}"
+        self._told = False
+        return None
+
+    def _put(self, path: Path, line: bytes) -> None:
+        if self._file is None:
+            self._file = FileIO(path, "a")  # no buffer, which a full disk would fill
+        self._file.write(line)
         if self._file.tell() > LOG_BYTES:
             self._file.close()
-            self._path.replace(self._path.with_name(self._path.name + ".1"))
-            self._open()
-
-    def _open(self) -> None:
-        if self._path is not None:
-            self._file = self._path.open("a", buffering=1, encoding="utf-8")
+            self._file = None
+            path.replace(path.with_name(path.name + ".1"))
 
 
 async def _set(event: asyncio.Event) -> None:
